@@ -1,0 +1,23 @@
+"""`abovemup generate`."""
+
+from typing import Annotated
+
+import typer
+
+from abovemup.cli.options import Debug, RunDir
+
+
+def generate(
+    run: RunDir,
+    prompt: Annotated[str, typer.Option("--prompt", metavar="TEXT", help="What the text starts with.")] = "",
+    tokens: Annotated[int, typer.Option("--tokens", metavar="N", min=1, help="How many tokens to add.")] = 128,
+    temperature: Annotated[
+        float, typer.Option("--temperature", metavar="T", min=0, help="0 takes the likeliest token.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the sampling.")] = 0,
+    debug: Debug = False,
+) -> None:
+    """Continue a text with a trained run's newest checkpoint."""
+    from abovemup.training.generate import generate as text
+
+    print(text(run, prompt, tokens, temperature, seed))

@@ -1,0 +1,88 @@
+"""The command line: one thin file per verb, heavy imports inside them, and one place where errors become exit codes."""
+
+import contextlib
+import os
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+from typer.exceptions import TyperException
+
+from abovemup import __version__
+from abovemup.cli import doctor, generate, runs, show, train
+from abovemup.cli.errors import plain, usage
+from abovemup.config.errors import RequestError, RunFailed
+
+app = typer.Typer(
+    name="abovemup",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # its tracebacks print local variables
+    help="How should a language model be initialised, updated and scaled so that one learning rate fits every size?",
+)
+app.command("train", cls=train.TrainCommand)(train.train)
+app.command("show", cls=train.TrainCommand)(show.show)
+app.command("generate")(generate.generate)
+app.add_typer(runs.app, name="runs", help="What to do with run directories.")
+app.command("doctor")(doctor.doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"abovemup {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> NoReturn:
+    """The console script: runs what was typed and exits with the code of DESIGN section 3."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of a command. What goes wrong is one or two lines on stderr; `--debug` adds the traceback."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("abovemup", list(arguments)) as context:
+            command.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return 0
+    except typer.Exit as end:
+        return end.exit_code
+    except TyperException as error:
+        message = usage(error, arguments)
+        return _fail(2, message) if message else 2
+    except RequestError as error:
+        return _fail(2, str(error), arguments)
+    except BrokenPipeError:
+        # The reader has left (`| head`): nobody to tell, and the interpreter must not flush into nothing at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return _fail(128 + signal.SIGINT, "interrupted")
+    except RunFailed as error:
+        return _fail(4, str(error), arguments)
+    except Exception as error:
+        text = " ".join(str(error).split())
+        hint = "" if "--debug" in arguments else " (--debug shows the traceback)"
+        return _fail(4, f"{type(error).__name__}: {text}{hint}", arguments)
+
+
+def _fail(code: int, message: str, arguments: list[str] | None = None) -> int:
+    if arguments and "--debug" in arguments:
+        import traceback
+
+        traceback.print_exc()
+    with contextlib.suppress(BrokenPipeError):
+        print(f"abovemup: {plain(message)}", file=sys.stderr)
+    return code

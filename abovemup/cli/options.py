@@ -1,0 +1,22 @@
+"""Options that several verbs share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[GROUP=CHOICE | KEY=VALUE]...", help="What differs from the defaults.", show_default=False),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="A run's config.yaml, or a YAML file with some of its keys."),
+]
+ConfigDir = Annotated[
+    Path | None,
+    typer.Option("--config-dir", metavar="DIR", help="A folder of your own choices: DIR/optimizer/mine.yaml, ..."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+RunDir = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.")]

@@ -1,0 +1,55 @@
+"""Tables and numbers that are whole wherever they are printed: no cell is cut, and no markup is read into a text."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table at its natural width, on a terminal and in a pipe; numbers stand on the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [list(row) for row in rows]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for i, column in enumerate(columns):
+        number = bool(cells) and all(isinstance(row[i], int | float) for row in cells)
+        table.add_column(Text(column), justify="right" if number else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*(Text(shown(value)) for value in row))
+    console = Console(width=10**6, height=100, highlight=False)  # both, or TERM=dumb is 80 wide
+    console.width = max(1, console.measure(table).maximum)
+    with console.capture() as capture:  # Rich's own print would end the process at a closed pipe
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+
+
+def print_json(value: Any) -> None:
+    """Non-finite numbers become the strings of metrics.jsonl: the output is JSON whatever happened."""
+    from abovemup.tracking.records import dumps
+
+    print(dumps(value, indent=2))
+
+
+def shown(value: Any) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return " x ".join(map(str, value))
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{k}: {shown(v)}' for k, v in value.items())}}}"
+    return str(value)
+
+
+def binary(count: float) -> str:
+    """Bytes with a unit: 512 B, 1.5 KiB, 3.2 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,165 @@
+"""Closes open values: what was left to follow from something else now does."""
+
+import json
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from abovemup.config.cadence import token_count
+from abovemup.config.errors import RequestError
+from abovemup.config.values import is_open, ratio
+
+Tree = dict[str, Any]
+FFN = Fraction(11, 4)  # the paper's 2.75, exact
+_SMALL = 256  # width below which one thread is faster than several
+
+
+def resolve(tree: Tree) -> dict[str, Any]:
+    """Closes every open value of a coerced tree in place; returns key -> how it was open.
+
+    `train.threads` is closed for good: the number of threads is in the last bits of a run, so a config that is
+    repeated on another machine, or with another width, keeps it.
+    """
+    derived = {key: value for key, value in _open_values(tree) if key != "train.threads"}
+    _tokenizer(tree["tokenizer"])
+    _model(tree["model"], ids(tree["data"], tree["tokenizer"]))
+    for name, value in tree["model"]["base"].items():
+        if tree["parameterization"][f"base_{name}"] is None:
+            tree["parameterization"][f"base_{name}"] = value
+    _train(tree["train"], tree["model"]["width"])
+    _schedule(tree["schedule"], tree["train"])
+    return derived
+
+
+def _open_values(tree: Tree) -> list[tuple[str, Any]]:
+    return [
+        (f"{section}.{name}", value)
+        for section, values in tree.items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+        if is_open(f"{section}.{name}", value)
+    ]
+
+
+def ids(data: Tree, tokenizer: Tree) -> int:
+    """How many ids the data hold, end of text included: the tokenizer's, or the synthetic source's own."""
+    return int(data["states"] + 1 if data["name"] == "synthetic" else tokenizer["vocab_size"])
+
+
+def _model(model: Tree, vocab: int) -> None:
+    width = model["width"]
+    if model["head_dim"] is None and model["heads"] is None:
+        raise RequestError("model.heads and model.head_dim are both open: set one.")
+    if model["head_dim"] is None:
+        model["head_dim"] = _split(width, "model.heads", model["heads"])
+    if model["heads"] is None:
+        model["heads"] = _split(width, "model.head_dim", model["head_dim"])
+    model["kv_heads"] = _kv_heads(model["kv_heads"], model["heads"])
+    if model["ffn"] is None or ratio(model["ffn"]) is not None:
+        # Not an integer when the width is no multiple of the denominator: the nearest one (half a unit goes up).
+        model["ffn"] = max(1, int((ratio(model["ffn"]) or FFN) * width + Fraction(1, 2)))
+    if model["vocab_size"] is None:
+        model["vocab_size"] = vocab
+
+
+def _split(width: int, key: str, value: int) -> int:
+    """width / value: heads from head_dim or head_dim from heads, where head_dim is even (RoPE turns pairs)."""
+    pairs = 2 if key == "model.heads" else 1
+    if width % (pairs * value) == 0 and (pairs == 2 or value % 2 == 0):
+        return width // value
+    half = [d for d in range(1, width // 2 + 1) if width % (2 * d) == 0]
+    fits = half if key == "model.heads" else [2 * d for d in half]
+    hints = [f"{key}={' or '.join(map(str, _around(value, fits)))}"] if fits else []
+    if pairs == 2 or value % 2 == 0:
+        unit = pairs * value
+        below = width // unit * unit
+        hints.append(f"model.width={' or '.join(str(w) for w in (below, below + unit) if w)}")
+    raise RequestError(
+        f"{key}={value} does not split model.width={width} into heads of an even head_dim: use {', or '.join(hints)}."
+    )
+
+
+def nearest_divisors(number: int, near: int) -> list[int]:
+    """The divisors of `number` next to `near`: the one below and the one above, where they are."""
+    return _around(near, [d for d in range(1, number + 1) if number % d == 0])
+
+
+def _around(value: int, fits: list[int]) -> list[int]:
+    below, above = [n for n in fits if n <= value][-1:], [n for n in fits if n >= value][:1]
+    return sorted({*below, *above})
+
+
+def _kv_heads(value: Any, heads: int) -> int:
+    """As many as heads, or the largest number not above a ratio of them that divides them."""
+    share = ratio(value)
+    if value is None:
+        return heads
+    if share is None:
+        return int(value)
+    most = min(heads, max(1, int(share * heads)))
+    return nearest_divisors(heads, most)[0]
+
+
+def _tokenizer(tokenizer: Tree) -> None:
+    if tokenizer["vocab_size"] is not None:
+        return
+    if tokenizer["name"] != "hf":
+        raise RequestError("tokenizer.vocab_size is open: set it.")
+    if tokenizer["path"] is None:
+        raise RequestError("tokenizer=hf reads a tokenizer.json: set tokenizer.path.")
+    tokenizer["vocab_size"] = _hf_vocab_size(Path(tokenizer["path"]).expanduser())
+
+
+def _hf_vocab_size(path: Path) -> int:
+    """One more than the largest id in a tokenizer.json, added tokens included."""
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        vocab = content["model"]["vocab"]
+        ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+        return 1 + max(int(i) for i in [*ids, *(token["id"] for token in content.get("added_tokens") or [])])
+    except OSError as error:
+        raise RequestError(f"tokenizer.path={path}: {file} cannot be read: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"tokenizer.path={path}: {file} is not a tokenizer.json.") from error
+
+
+def _train(train: Tree, width: int) -> None:
+    batch = train["batch_size"] * train["seq_len"]
+    if train["steps"] is None and train["tokens"] is None:
+        raise RequestError("train.steps and train.tokens are both open: set one.")
+    if train["tokens"] is None:
+        train["tokens"] = train["steps"] * batch
+    if train["tokens"] % batch:
+        below = train["tokens"] // batch * batch
+        near = " or ".join(str(n) for n in (below, below + batch) if n)
+        sizes = f"{train['batch_size']} x {train['seq_len']} = {batch} tokens"
+        raise RequestError(f"train.tokens={train['tokens']} is not a whole number of steps of {sizes}: use {near}.")
+    steps = train["tokens"] // batch
+    if train["steps"] not in (None, steps):
+        both = f"train.steps={train['steps']} and train.tokens={train['tokens']} ({steps} steps)"
+        raise RequestError(f"{both} differ: set one of them to null.")
+    train["steps"] = steps
+    if train["micro_batch"] is None:
+        train["micro_batch"] = train["batch_size"]
+    if train["threads"] is None:
+        train["threads"] = 1 if width < _SMALL else cores()
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _schedule(schedule: Tree, train: Tree) -> None:
+    steps, batch = train["steps"], train["batch_size"] * train["seq_len"]
+    for name in ("warmup", "decay"):
+        length = schedule[name]
+        tokens = token_count(length)
+        if tokens is not None:
+            schedule[name] = -(-tokens // batch)  # a step is whole: up
+        elif isinstance(length, float):
+            schedule[name] = round(length * steps)
+    if schedule["decay"] is None:
+        schedule["decay"] = max(0, steps - schedule["warmup"]) if schedule["name"] == "cosine" else 0

@@ -1,0 +1,157 @@
+"""What a run reads: batches that depend on (data.seed, sample) only, a fixed validation set, and the yardsticks."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from abovemup.config.errors import RequestError
+from abovemup.config.schema import Data, Experiment
+from abovemup.data.order import permute
+from abovemup.data.prepare import FORMAT, Note, prepared
+from abovemup.data.shards import TokenWindows
+from abovemup.data.sources import STDLIB_EVAL_TOKENS
+from abovemup.data.synthetic import ENDLESS, MarkovSource
+from abovemup.data.validation import DOCUMENTS, SHARE, Choice, choose_windows
+
+TRAIN, VALIDATION = 0, 1  # streams of the synthetic source
+
+Rows = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+class Coder(Protocol):
+    eot: int
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
+class Corpus:
+    """Token windows of `seq_len` inputs and their targets, one token later.
+
+    `windows` in one pass (2**62 for the endless source); `unigram_entropy` of the train split in nats/token, the
+    loss of a model that knows only how frequent each token is; `bytes_per_token` of the validation split, None
+    without text: bits per byte = loss / ln 2 / bytes_per_token; `entropy_rate` in nats/token where it is known.
+    """
+
+    def __init__(
+        self,
+        data: Data,
+        seq_len: int,
+        coder: Coder,
+        manifest: dict[str, Any],
+        windows: int,
+        rows: Rows,
+        held_out: Tensor,
+    ) -> None:
+        self.data, self.seq_len, self.manifest = data, seq_len, manifest
+        self.windows = windows
+        self.eot = coder.eot
+        self.encode, self.decode = coder.encode, coder.decode
+        self.unigram_entropy: float = manifest["unigram_entropy"]
+        self.bytes_per_token: float | None = manifest["bytes_per_token"]
+        self.entropy_rate: float | None = manifest.get("entropy_rate")
+        self._rows, self._held_out = rows, held_out
+
+    def batch(self, first: int, count: int) -> Tensor:
+        """Global samples first .. first + count - 1 as (count, seq_len + 1) int64.
+
+        Every pass reads each window once, in an order of its own.
+        """
+        samples = np.arange(first, first + count, dtype=np.int64)
+        if self.windows == ENDLESS:
+            return torch.from_numpy(self._rows(samples))
+        size = max(1, self.windows)
+        epochs, places = np.divmod(samples, size)
+        index = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            index[here] = permute(places[here], size, self.data.seed, int(epoch))
+        return torch.from_numpy(self._rows(index))
+
+    def validation(self) -> Tensor:
+        """The fixed validation windows, (n, seq_len + 1) int64: the same for every seed."""
+        return self._held_out
+
+    @property
+    def validation_tokens(self) -> int:
+        """Targets of the validation set."""
+        return self._held_out.shape[0] * self.seq_len
+
+    def epoch(self, sample: int) -> int:
+        """The pass that a global sample belongs to, from 0."""
+        return sample // max(1, self.windows)
+
+    def require(self, samples: int) -> None:
+        """Raises RequestError if a run of so many samples would read a token twice and may not."""
+        if samples <= self.windows or self.data.allow_repeat:
+            return
+        raise RequestError(
+            f"the run reads {samples * self.seq_len:,} tokens ({samples:,} windows of {self.seq_len}) and one pass "
+            f"over the data has {self.windows * self.seq_len:,} ({self.windows:,} windows):\n"
+            "set fewer train.steps, give more data, or repeat it with data.allow_repeat=true"
+        )
+
+
+def open_corpus(experiment: Experiment, note: Note = print) -> Corpus:
+    """The corpus of an experiment; prepares it in the cache at first use, and says so line by line through `note`.
+
+    Raises RequestError for data that is missing, empty, damaged or too small, and for a model whose vocabulary is
+    smaller than the tokenizer's.
+    """
+    if experiment.data.name == "synthetic":
+        return _synthetic(experiment)
+    data, seq_len = experiment.data, experiment.train.seq_len
+    manifest, tokenizer, shards = prepared(data, experiment.tokenizer, experiment.model.vocab_size, note)
+    train = TokenWindows(shards["train"], seq_len)
+    held_out = TokenWindows(shards["validation"], seq_len)
+    tokens = min(experiment.eval.tokens, STDLIB_EVAL_TOKENS) if data.name == "stdlib" else experiment.eval.tokens
+    choice = choose_windows(held_out, tokenizer.eot, tokens)
+    rows = torch.from_numpy(held_out.rows(choice.windows))
+    if (line := _shortfall(choice, held_out, experiment.eval.tokens)) is not None:
+        note(line)
+    if not train.windows:
+        note(f"data: {train.tokens:,} train tokens are less than one window of {seq_len + 1}: read in a circle")
+    return Corpus(data, seq_len, tokenizer, manifest, train.windows, train.rows, rows)
+
+
+def _shortfall(choice: Choice, held_out: TokenWindows, asked: int) -> str | None:
+    """A line if the validation set is not what was asked for, or rests on too few documents."""
+    have = len(choice.windows) * held_out.seq_len
+    if have + held_out.seq_len > asked and choice.documents >= DOCUMENTS and choice.largest <= SHARE:
+        return None
+    more = len(choice.windows) < min(DOCUMENTS, held_out.windows)  # long windows: a larger set would spread further
+    why = f"eval.tokens={256 * held_out.seq_len} spreads it further" if more else "what this corpus has"
+    return (
+        f"data: validation is {have:,} tokens (eval.tokens={asked:,}) of {choice.documents:,} documents, "
+        f"none more than {100 * choice.largest:.1f} % of it: {why}"
+    )
+
+
+def _synthetic(experiment: Experiment) -> Corpus:
+    data, seq_len = experiment.data, experiment.train.seq_len
+    source = MarkovSource(data.states, data.branching)
+    if source.size > experiment.model.vocab_size:
+        raise RequestError(
+            f"data.states={data.states} and end of text are {source.size:,} ids and the model has "
+            f"{experiment.model.vocab_size:,}: set model.vocab_size={source.size} or more"
+        )
+    manifest = {
+        "format": FORMAT,
+        "source": {"name": "synthetic", "states": data.states, "branching": data.branching},
+        "tokenizer": {"name": "numbers", "size": source.size, "eot": source.eot},
+        "unigram_entropy": source.unigram_entropy,
+        "entropy_rate": source.entropy_rate,
+        "bytes_per_token": None,
+    }
+    windows = np.arange(max(1, experiment.eval.tokens // seq_len), dtype=np.int64)
+    held_out = torch.from_numpy(source.rows(windows, seq_len + 1, VALIDATION))
+
+    def rows(samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return source.rows(samples, seq_len + 1, TRAIN, data.seed)
+
+    return Corpus(data, seq_len, source, manifest, ENDLESS, rows, held_out)

@@ -1,0 +1,158 @@
+"""Text to ids and back. A special token's string inside a text is text; end of text is only ever appended by us."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from abovemup.config.errors import RequestError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+END_OF_TEXT = "<|endoftext|>"
+# What published tokenizers call it, base models before chat models.
+END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<EOS>", "[EOS]")
+CHUNK = 2**18  # characters of a long text encoded at once
+
+
+class Tokenizer(Protocol):
+    size: int  # ids are below it
+    eot: int
+
+    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.int64]]:
+        """The ids of each document, without end of text."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
+class ByteTokenizer:
+    """One id a byte, and 256 for end of text. Any bytes survive, UTF-8 or not."""
+
+    size, eot = 257, 256
+
+    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.int64]]:
+        return [np.frombuffer(document, np.uint8).astype(np.int64) for document in documents]
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "replace"))
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """End of text is shown by name; bytes that are no character, and ids of padded rows, as U+FFFD."""
+        parts = (END_OF_TEXT.encode() if i == self.eot else b"\xff" if i > self.eot else bytes([i]) for i in ids)
+        return b"".join(parts).decode("utf-8", "replace")
+
+
+class FastTokenizer:
+    """A tokenizer.json of the `tokenizers` library. Bytes that are not UTF-8 are read as U+FFFD.
+
+    `cuttable` says that encoding the two sides of a line end apart gives the same ids as encoding them together,
+    which holds for byte-level BPE with GPT-2's pattern when a non-space stands before the line end.
+    """
+
+    def __init__(self, inner: "tokenizers.Tokenizer", eot: int, cuttable: bool) -> None:
+        inner.no_truncation()
+        inner.no_padding()
+        inner.encode_special_tokens = True
+        self.inner = inner
+        self.eot = eot
+        self.size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        self.cuttable = cuttable
+
+    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.int64]]:
+        texts: list[str] = []
+        owners: list[int] = []
+        for owner, document in enumerate(documents):
+            text = document.decode("utf-8", "replace")
+            pieces = list(cut_text(text)) if self.cuttable else [text]
+            texts += pieces
+            owners += [owner] * len(pieces)
+        encoded = self.inner.encode_batch_fast(texts, add_special_tokens=False)
+        ids: list[list[int]] = [[] for _ in documents]
+        for owner, encoding in zip(owners, encoded, strict=True):
+            ids[owner] += encoding.ids
+        return [np.array(document, np.int64) for document in ids]
+
+    def encode(self, text: str) -> list[int]:
+        clean = text.encode("utf-8", "replace").decode()
+        return list(self.inner.encode(clean, add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Special tokens are shown; ids of padded rows, which stand for nothing, as U+FFFD."""
+        return self.inner.decode(list(ids), skip_special_tokens=False)
+
+
+def cut_text(text: str) -> Iterator[str]:
+    """A long text in pieces, each cut before a line end that follows a non-space."""
+    start = 0
+    border = re.compile(r"(?<=\S)(?=\n)")
+    while len(text) - start > CHUNK and (found := border.search(text, start + CHUNK)):
+        yield text[start : found.start()]
+        start = found.start()
+    yield text[start:]
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
+    """A byte-level BPE with GPT-2's pattern as the text of a tokenizer.json: 256 bytes, merges, end of text last.
+
+    The same texts give the same bytes, whatever the number of threads. A small text gives fewer than `vocab_size`
+    ids. Raises RequestError below 257.
+    """
+    if vocab_size < 257:
+        raise RequestError(
+            f"tokenizer.vocab_size={vocab_size}: a byte-level BPE needs at least 257 (256 bytes, end of text)"
+        )
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+    inner.train_from_iterator(texts, trainer)
+    inner.add_special_tokens([END_OF_TEXT])
+    return str(inner.to_str())
+
+
+def load_fast(text: str, cuttable: bool, config: str | None = None, place: str = "tokenizer.json") -> FastTokenizer:
+    """A tokenizer of the text of its tokenizer.json. Raises RequestError when it is none or has no end of text."""
+    from tokenizers import Tokenizer
+
+    try:
+        inner = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises plain Exception
+        raise RequestError(f"{place} is not a tokenizer.json: {error}") from error
+    named = json.loads(config).get("eos_token") if config else None
+    named = named.get("content") if isinstance(named, dict) else named
+    for name in (*END_NAMES, named):
+        if name and (eot := inner.token_to_id(name)) is not None:
+            return FastTokenizer(inner, eot, cuttable)
+    raise RequestError(
+        f"{place} has no end-of-text token ({', '.join(END_NAMES)}): add one of these, "
+        "or name its own as eos_token in a tokenizer_config.json beside it"
+    )
+
+
+def read_hf(path: str | None) -> tuple[str, str | None, Path]:
+    """The tokenizer.json at or in `path`, the tokenizer_config.json beside it, and where. Raises RequestError."""
+    if not path:
+        raise RequestError("tokenizer=hf needs tokenizer.path=: a tokenizer.json, or a folder that holds one")
+    found = Path(path).expanduser()
+    found = found / "tokenizer.json" if found.is_dir() else found
+    try:
+        beside = found.with_name("tokenizer_config.json")
+        return found.read_text("utf-8"), beside.read_text("utf-8") if beside.exists() else None, found
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not a text file"
+        raise RequestError(f"tokenizer.path={path}: cannot read {found}: {reason}") from error
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

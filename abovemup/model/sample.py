@@ -1,0 +1,36 @@
+"""Text out of a model, one token at a time."""
+
+import torch
+from torch import nn
+
+
+@torch.no_grad()
+def sample(
+    model: nn.Module,
+    prompt_ids: list[int],
+    tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    context: int,
+    vocab: int,
+) -> list[int]:
+    """`tokens` ids that follow a prompt of at least one id; the prompt is not repeated.
+
+    Only the last `context` ids are seen. Rows of the head from `vocab` on are padding and never drawn.
+    Temperature 0 takes the likeliest id. The draw is made on the CPU with `generator`, so that the global
+    random state is untouched. Raises ValueError for an empty prompt or a negative temperature.
+    """
+    if not prompt_ids:
+        raise ValueError("the prompt is empty: give at least one token, such as the end-of-text token")
+    if temperature < 0:
+        raise ValueError(f"temperature must be at least 0, not {temperature}")
+    device = next(model.parameters()).device
+    ids = list(prompt_ids)
+    for _ in range(tokens):
+        logits = model(torch.tensor([ids[-context:]], device=device))[0, -1, :vocab].double().cpu()
+        if temperature == 0:
+            ids.append(int(logits.argmax()))
+        else:
+            probabilities = (logits / temperature).softmax(dim=-1)
+            ids.append(int(torch.multinomial(probabilities, 1, generator=generator)))
+    return ids[len(prompt_ids) :]

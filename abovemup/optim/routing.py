@@ -1,0 +1,102 @@
+"""The routing table: for every parameter its role, norm, multipliers and optimizer, decided once per tensor."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Protocol
+
+from abovemup.config.errors import RequestError
+from abovemup.config.schema import ROLES, Experiment, Role
+from abovemup.geometry.norms import NORMS
+from abovemup.geometry.parameterization import rule
+
+ADAM = "adam"  # the rule of a role that torch's Adam steps
+
+
+class Spec(Protocol):
+    """What a model says of one of its tensors."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def role(self) -> Role: ...
+    @property
+    def norm(self) -> str: ...
+    @property
+    def init(self) -> float: ...
+    @property
+    def forward(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
+    """One row of the table that `abovemup show` prints."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    norm: str  # the role's norm, in which it is watched
+    init: float  # that norm after exact initialisation
+    forward: float  # multiplier in the forward pass
+    rule: str  # how it steps: a name in geometry.NORMS, or "adam"
+    scale: float  # the step has norm lr * scale in `rule`
+    lr_mult: float  # lr of the group over optimizer.lr: the parameterization's factor times optimizer.lr_scale
+    weight_decay: float  # as the optimizer gets it: over lr_mult, so that lr * weight_decay has no multiplier
+    momentum: float
+    optimizer: str  # steepest_descent, adam, adamw, or the user's optimizer.target
+
+
+def routing_table(specs: Iterable[Spec], experiment: Experiment) -> list[Route]:
+    """One Route per spec, in their order.
+
+    Raises RequestError for a role or rule that does not exist, a rule for matrices on a vector, and options of
+    msign that exclude each other.
+    """
+    msign = experiment.optimizer.msign
+    if msign.method == "exact" and msign.dtype == "bfloat16":
+        raise RequestError("optimizer.msign.method=exact is an SVD: set optimizer.msign.dtype=float32 or float64.")
+    return [_route(spec, experiment) for spec in specs]
+
+
+def _route(spec: Spec, experiment: Experiment) -> Route:
+    if spec.role not in ROLES:
+        raise RequestError(f"{spec.name} has the unknown role {spec.role!r}: one of {', '.join(ROLES)}.")
+    optimizer = experiment.optimizer
+    row = getattr(optimizer.roles, spec.role)
+    adam = row.norm == ADAM
+    if not adam:
+        _check_rule(spec, row.norm)
+    width_ratio = experiment.model.width / experiment.parameterization.base_width
+    family = "adam" if adam else "norm"
+    lr_mult = rule(experiment.parameterization.name, spec.role, family, spec.shape, width_ratio).lr
+    # Adam has no scale of its own: a factor on its step is a factor on its lr.
+    lr_mult *= getattr(optimizer.lr_scale, spec.role) * (row.scale if adam else 1)
+    weight_decay = optimizer.weight_decay if row.weight_decay is None else row.weight_decay
+    own = ("adamw" if weight_decay else "adam") if adam else "steepest_descent"
+    return Route(
+        name=spec.name,
+        shape=spec.shape,
+        role=spec.role,
+        norm=spec.norm,
+        init=spec.init,
+        forward=spec.forward,
+        rule=row.norm,
+        scale=1.0 if adam else row.scale,
+        lr_mult=lr_mult,
+        weight_decay=weight_decay / lr_mult if lr_mult else 0.0,
+        momentum=optimizer.momentum if row.momentum is None else row.momentum,
+        optimizer=optimizer.target or own,
+    )
+
+
+def _check_rule(spec: Spec, name: str) -> None:
+    key = f"optimizer.roles.{spec.role}.norm={name}"
+    if name not in NORMS:
+        known = [ADAM, *NORMS]
+        near = get_close_matches(name, known, n=1)
+        raise RequestError(f"{key} does not exist: " + (f"did you mean {near[0]}?" if near else ", ".join(known)))
+    if NORMS[name].ndim > len(spec.shape):
+        vectors = [n for n, ball in NORMS.items() if ball.ndim == 1]
+        raise RequestError(f"{key} is a norm of matrices and {spec.name} is a vector: {', '.join(vectors)} or {ADAM}.")

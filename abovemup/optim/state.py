@@ -1,0 +1,86 @@
+"""Optimizer state by parameter name: what a checkpoint holds, whatever the order of parameters and groups."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from abovemup.config.errors import RequestError
+from abovemup.optim.composite import Composite
+from abovemup.optim.routing import ADAM
+from abovemup.optim.steepest import SteepestDescent
+
+State = dict[str, Any]  # state name -> tensor (a user's own optimizer may keep plain numbers besides)
+
+
+def state_by_name(optimizer: Optimizer) -> dict[str, State]:
+    """Parameter name -> its state, for every parameter of an optimizer that `build_optimizer` made.
+
+    The tensors are the optimizer's own, not copies. Where it has none yet, what it would start from is given, so
+    that a state that is missing from a file is always an error.
+    """
+    result = {}
+    for name, p, blank in _parameters(optimizer):
+        result[name] = dict(optimizer.state[p]) if optimizer.state.get(p) else blank or {}
+    return result
+
+
+@torch.no_grad()
+def load_state_by_name(optimizer: Optimizer, state: Mapping[str, State]) -> None:
+    """Make `state` the optimizer's; its tensors are copied.
+
+    Raises RequestError, with nothing changed, that names what is missing, left over or of another shape. Of a
+    user's own optimizer only the parameter names can be checked.
+    """
+    parameters = list(_parameters(optimizer))
+    wrong = [f"left over: {name}" for name in state if name not in {name for name, _, _ in parameters}]
+    for name, _, blank in parameters:
+        wrong += [f"missing: {name}"] if name not in state else _differences(name, blank, state[name])
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise RequestError(f"The saved optimizer state does not fit. {', '.join(wrong[:5])}{more}.")
+    for name, p, blank in parameters:
+        if blank is None:
+            loaded = {key: _copy_to(p, value) for key, value in state[name].items()}
+        else:
+            loaded = {key: start.copy_(state[name][key]) for key, start in blank.items()}
+        optimizer.state.pop(p, None)
+        if loaded:
+            optimizer.state[p] = loaded
+
+
+def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor, State | None]]:
+    """Every parameter with its name and the state it starts from; None where that is not ours to know."""
+    for part in optimizer.parts if isinstance(optimizer, Composite) else [optimizer]:
+        for group in part.param_groups:
+            for name, p in zip(group["names"], group["params"], strict=True):
+                yield name, p, _blank(part, group, p)
+
+
+def _blank(optimizer: Optimizer, group: dict[str, Any], p: Tensor) -> State | None:
+    if type(optimizer) is SteepestDescent:
+        return {"momentum_buffer": torch.zeros_like(p)} if group["momentum"] != 0 else {}
+    if group.get("rule") == ADAM:  # a group of ours: a user's own AdamW may have options that need more state
+        step = torch.zeros((), dtype=torch.float32)
+        return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    return None
+
+
+def _differences(name: str, blank: State | None, given: State) -> list[str]:
+    if blank is None:
+        return []
+    wrong = [f"missing: {key} of {name}" for key in blank if key not in given]
+    wrong += [f"left over: {key} of {name}" for key in given if key not in blank]
+    for key in blank.keys() & given.keys():
+        have, want = tuple(given[key].shape), tuple(blank[key].shape)
+        wrong += [f"{key} of {name} has shape {have}, not {want}"] if have != want else []
+    return wrong
+
+
+def _copy_to(p: Tensor, value: Any) -> Any:
+    """A copy beside the parameter; scalars (a step count) stay where they are."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().to(p.device) if value.ndim > 0 else value.detach().clone()

@@ -1,0 +1,172 @@
+"""One optimizer for Scion, Muon, SignSGD and "Above MuP": steepest descent in the norm of each group's table row."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from abovemup.geometry.msign import METHODS, msign
+from abovemup.geometry.norms import NORMS, NormBall
+
+# Matrices of one shape go through msign together, up to this many elements: a stack is a copy.
+STACK = 2**24
+
+Group = dict[str, Any]
+
+
+class SteepestDescent(torch.optim.Optimizer):
+    """W <- (1 - lr * weight_decay) W - lr * scale * dual(M), with M the gradient or its running average.
+
+    Options, each of which a param group may set for itself:
+    lr, scale       the step has norm lr * scale in the group's `norm`, a name in `geometry.NORMS`.
+                    weight_decay = 1 is the constrained form (Frank-Wolfe): the norm never exceeds `scale`, its radius.
+    momentum        the coefficient mu of M <- mu M + (1 - mu) G; 0 keeps no buffer. With `nesterov` the step is
+                    along mu M + (1 - mu) G, after M has been updated.
+    eps             added to the lengths that rows and vectors are divided by (not to matrices: msign is scale-free).
+    msign_method, msign_steps, msign_dtype ("float32", "bfloat16", "float64")   see `geometry.msign`.
+    absent_rows_rest   rows whose gradient is exactly zero are not moved, while their momentum fades: for embeddings.
+                    A token that was not in the batch has no gradient, but its faded momentum still has a direction,
+                    and a step of fixed length would repeat it at full size for hundreds of steps. (Without momentum
+                    zero rows get no step anyway; a tied embedding has a gradient in every row.) Decay goes on.
+
+    A parameter without a gradient is left alone, state included; one whose gradient is zero decays and follows its
+    momentum. Raises ValueError for options out of range, an unknown norm, or a norm of matrices on a vector.
+
+    "Above MuP" part 3 (the dual of each role), Scion (arXiv 2502.07529), Muon (Keller Jordan).
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float,
+        norm: str = "rms_to_rms",
+        scale: float = 1.0,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        eps: float = 1e-20,
+        msign_method: str = "newton_schulz",
+        msign_steps: int = 5,
+        msign_dtype: str = "float32",
+        absent_rows_rest: bool = False,
+    ):
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "norm": norm,
+                "scale": scale,
+                "momentum": momentum,
+                "nesterov": nesterov,
+                "weight_decay": weight_decay,
+                "eps": eps,
+                "msign_method": msign_method,
+                "msign_steps": msign_steps,
+                "msign_dtype": msign_dtype,
+                "absent_rows_rest": absent_rows_rest,
+            },
+        )
+
+    def add_param_group(self, param_group: Group) -> None:
+        super().add_param_group(param_group)
+        try:
+            check(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of every parameter that has a gradient. Returns what `closure`, when given, returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                self._step_group(group, params)
+        return loss
+
+    def _step_group(self, group: Group, params: list[Tensor]) -> None:
+        ball = NORMS[group["norm"]]
+        moments = self._moments(group, params)
+        if group["weight_decay"] != 0:
+            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        for members in stacks(params):
+            shape = step_shape(params[members[0]], ball)
+            directions = ball.direction(
+                stack([moments[i] for i in members], shape),
+                lambda G: msign(G, group["msign_method"], group["msign_steps"], getattr(torch, group["msign_dtype"])),
+                group["eps"],
+            )
+            # The ball's radius goes into the step size: one rounding fewer, as torch.optim.Muon does it.
+            torch._foreach_add_(
+                [params[i] for i in members],
+                [direction.view_as(params[i]) for i, direction in zip(members, directions.unbind(), strict=True)],
+                alpha=-(group["lr"] * group["scale"] * ball.radius(shape)),
+            )
+
+    def _moments(self, group: Group, params: list[Tensor]) -> list[Tensor]:
+        """What each step is taken along; updates the momentum buffers, which are made at the first gradient."""
+        grads = [p.grad for p in params if p.grad is not None]
+        mu = group["momentum"]
+        if mu == 0:
+            return grads
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        moments = [self.state[p]["momentum_buffer"] for p in params]
+        torch._foreach_lerp_(moments, grads, 1 - mu)
+        if group["nesterov"]:
+            moments = list(torch._foreach_lerp(grads, moments, mu))
+        if group["absent_rows_rest"]:
+            moments = [m * (g != 0).any(-1, keepdim=True) for m, g in zip(moments, grads, strict=True)]
+        return moments
+
+
+def stacks(params: list[Tensor]) -> Iterator[list[int]]:
+    """The indices of parameters of one shape, at most `STACK` elements at a time."""
+    shapes: dict[torch.Size, list[int]] = {}
+    for i, p in enumerate(params):
+        shapes.setdefault(p.shape, []).append(i)
+    for shape, members in shapes.items():
+        count = max(1, STACK // max(1, shape.numel()))
+        for first in range(0, len(members), count):
+            yield members[first : first + count]
+
+
+def step_shape(p: Tensor, ball: NormBall) -> tuple[int, ...]:
+    """The shape in which a ball sees a parameter: a norm of vectors sees all its entries in a row."""
+    return tuple(p.shape) if ball.ndim == 2 else (p.numel(),)
+
+
+def stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Tensors as one batch (n, *shape); a single one is not copied."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(1, *shape)
+    return torch.stack(tensors).view(len(tensors), *shape)
+
+
+def check(group: Group) -> None:
+    """Raise ValueError for a param group that cannot step."""
+    if group["norm"] not in NORMS:
+        raise ValueError(f"unknown norm {group['norm']!r}: one of {', '.join(NORMS)}")
+    if group["msign_method"] not in METHODS:
+        raise ValueError(f"unknown msign method {group['msign_method']!r}: one of {', '.join(METHODS)}")
+    if group["msign_method"] == "exact" and group["msign_dtype"] == "bfloat16":
+        raise ValueError("msign method 'exact' is an SVD: dtype float32 or float64, not bfloat16")
+    if not 0 <= group["momentum"] < 1:
+        raise ValueError(f"momentum {group['momentum']} is not in [0, 1)")
+    for name in ("lr", "scale", "weight_decay", "eps"):
+        if not group[name] >= 0:
+            raise ValueError(f"{name} {group[name]} is negative")
+    for p in group["params"]:
+        if p.ndim < NORMS[group["norm"]].ndim:
+            raise ValueError(f"{group['norm']} is a norm of matrices, not of shape {tuple(p.shape)}")

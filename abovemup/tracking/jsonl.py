@@ -1,0 +1,110 @@
+"""metrics.jsonl: one object a logged step, each step once and in order, also after a resume."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from abovemup.config.errors import RequestError
+from abovemup.tracking.records import Record, Summary, dumps, loads
+
+
+class JsonlSink:
+    """Appends rows to `path`.
+
+    A row is handed to the operating system at once (another process sees it, SIGKILL does not lose it);
+    `flush(sync=True)` puts all of them on the disk, for a checkpoint. `after` is what `rewind` returned for a
+    resumed run. Without it the file is new: raises RequestError if it exists.
+    """
+
+    def __init__(self, path: Path, after: int | None = None) -> None:
+        try:
+            self._file = open(path, "xb" if after is None else "ab")  # noqa: SIM115
+        except FileExistsError:
+            raise RequestError(
+                f"{path} belongs to another run: continue it with --resume {path.parent}, or choose another run.dir."
+            ) from None
+        self.last = after
+
+    def log(self, record: Record) -> None:
+        """Raises ValueError for a step that is not later than the last one, OSError for a full disk."""
+        if self.last is not None and record["step"] <= self.last:
+            raise ValueError(f"row of step {record['step']} after that of step {self.last}")
+        self._file.write(dumps(record).encode() + b"\n")
+        self._file.flush()
+        self.last = int(record["step"])
+
+    def flush(self, sync: bool = False) -> None:
+        self._file.flush()
+        if sync:
+            os.fsync(self._file.fileno())
+
+    def close(self, summary: Summary) -> None:
+        if not self._file.closed:
+            self.flush(sync=True)
+            self._file.close()
+
+
+def rewind(path: Path, step: int, every: int = 1, warn: Callable[[str], None] = warnings.warn) -> int:
+    """Cut the file to the rows up to `step` for a run that continues from there; returns the last step kept.
+
+    The new file replaces the old one at once, so a reader has the one or the other. A torn last line is dropped
+    with a warning. `every` is how many steps lie between two rows. Raises RequestError when the rows up to `step`
+    are not all there, twice there, or damaged.
+    """
+    aside = path.with_name(path.name + ".aside")
+    try:
+        with open(aside, "wb") as kept:
+            last = _copy(path, step, kept, warn)
+            if last is None or step - last >= every:
+                raise RequestError(
+                    f"{path} lacks step {0 if last is None else last + every}, and the checkpoint is of step {step}: "
+                    "resume from an earlier one."
+                )
+            kept.flush()
+            os.fsync(kept.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return last
+
+
+def _copy(path: Path, step: int, kept: BinaryIO, warn: Callable[[str], None]) -> int | None:
+    """Copy the rows up to `step`; returns the last one's step."""
+    last = None
+    for number, record, line in _rows(path, warn):
+        if last is not None and record["step"] <= last:
+            raise RequestError(f"{path}:{number}: step {record['step']} comes after step {last}; repair the file.")
+        if record["step"] > step:
+            break
+        last = int(record["step"])
+        kept.write(line if line.endswith(b"\n") else line + b"\n")
+    return last
+
+
+def read(path: Path) -> list[Record]:
+    """All rows, non-finite values as floats; the torn last line of a run that is being written is left out.
+
+    Raises RequestError for a missing file or a damaged line.
+    """
+    return [record for _, record, _ in _rows(path, lambda text: None)]
+
+
+def _rows(path: Path, warn: Callable[[str], None]) -> Iterator[tuple[int, Record, bytes]]:
+    """Line number, row and bytes of each line; lines end at a newline only."""
+    if not path.is_file():
+        raise RequestError(f"{path} is missing: {path.parent} is not a whole run.")
+    with open(path, "rb") as file:
+        number, line = 1, file.readline()
+        while line:
+            following = file.readline()
+            try:
+                record = loads(line)
+            except ValueError:
+                if following:
+                    raise RequestError(f"{path}:{number} is damaged: {line[:60]!r}.") from None
+                warn(f"{path}:{number}: the last line is torn and is dropped.")
+                return
+            yield number, record, line
+            number, line = number + 1, following

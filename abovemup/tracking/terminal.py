@@ -1,0 +1,260 @@
+"""What a person sees: a live view on a terminal, plain lines everywhere else."""
+
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from abovemup.tracking.plot import Curve, braille
+from abovemup.tracking.records import Record, Summary
+
+REFRESH = 0.25  # seconds between two frames
+LINES = 40  # of a run in a pipe at most, besides evaluations
+SILENCE = 600  # seconds after which a line comes anyway
+OUTPUT_NORMS = ("norm/head/rms_to_inf", "norm/embedding/one_to_rms")  # the second is the output's when tied
+
+
+class Terminal:
+    """The run `title` of `steps` steps on `console`, from step `start` on.
+
+    Live only where the console is a real terminal with a cursor. When the output breaks (`| head`, a lost
+    connection) one line on stderr says so, nothing more is shown, and the run goes on; so it does, in plain
+    lines, when the live view fails.
+    """
+
+    def __init__(self, console: Console, title: str, steps: int, tokens_per_step: int, start: int = 0) -> None:
+        self.console, self.title = console, title
+        self.steps, self.start, self.step = steps, start, start
+        self.every = round_number(steps / LINES)  # steps between two plain lines
+        self.tokens_per_step = tokens_per_step
+        self.curve = Curve(steps * tokens_per_step)
+        self.latest: dict[str, float] = {}
+        self.speed: float | None = None
+        self.began = time.monotonic()
+        self.drawn = self.said = -float("inf")
+        self.broken = self.closed = False
+        real = console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+        self.live = Live(console=console, auto_refresh=False) if real else None
+
+    # ---- what the loop calls ----
+
+    def begin(self, step: int) -> None:
+        """Training starts now, after `step` steps of earlier legs."""
+        self.start = self.step = step
+        self.began = time.monotonic()
+
+    def log(self, record: Record) -> None:
+        self.latest |= record
+        self.step = int(record["step"])
+        if "loss" in record:
+            self.curve.add(record["tokens"], record["loss"])
+        if speed := record.get("tokens_per_second"):
+            self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
+        now = time.monotonic()
+        if self.live is None:
+            if self._line_due(record, now):
+                self.said = now
+                self._print(self._line(record))
+        elif now - self.drawn >= REFRESH or self.step >= self.steps:
+            self._draw()
+            self.drawn = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """Print a line; above the live view, where there is one."""
+        self._print(safe(text))
+
+    def close(self, summary: Summary) -> None:
+        """Leave the last frame on the screen and say how the run ended. The second call does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.live is not None and self.live.is_started:
+            self._draw()
+        if self.live is not None and self.live.is_started:
+            self._guard(self.live.stop)
+        for text in closing_lines(summary):
+            self._print(text)
+
+    # ---- plain lines ----
+
+    def _line_due(self, record: Record, now: float) -> bool:
+        known = self.step in (self.start, self.steps) or self.step % self.every == 0 or "val/loss" in record
+        return known or now - self.said > SILENCE
+
+    def _line(self, record: Record) -> str:
+        cells = [f"step {self.step}/{self.steps}", f"tokens {si(record['tokens'])}"]
+        return "  ".join(cells + [f"{name} {value}" for name, value in self._values(record)])
+
+    def _values(self, record: Record | dict[str, float]) -> list[tuple[str, str]]:
+        """Names and values of what `record` has, in the order of reading."""
+        norm = next((record[key] for key in OUTPUT_NORMS if key in record), None)
+        lr = record.get("lr/hidden", next((record[key] for key in record if key.startswith("lr/")), None))
+        shown = [
+            ("loss", record.get("loss"), "{:.4f}"),
+            ("val loss", record.get("val/loss"), "{:.4f}"),
+            ("bits/byte", record.get("val/bits_per_byte"), "{:.4f}"),
+            ("lr", lr, "{:.4g}"),
+            ("output norm", norm, "{:.4g}"),
+        ]
+        values = [(name, form.format(value)) for name, value, form in shown if value is not None]
+        if self.speed is not None:
+            values += [("tok/s", si(self.speed)), ("ETA", self._eta())]
+        return values
+
+    def _eta(self) -> str:
+        done = self.step - self.start
+        return clock((time.monotonic() - self.began) / done * (self.steps - self.step)) if done > 0 else "-"
+
+    # ---- live view ----
+
+    def _draw(self) -> None:
+        assert self.live is not None
+        if self.broken:
+            return
+        try:
+            if not self.live.is_started:
+                self.live.start()
+                self.console.show_cursor(True)  # a killed run must not leave the terminal without one
+            self.live.update(self._frame(), refresh=True)
+        except OSError:
+            self._break()
+        except Exception as error:  # a mistake in the drawing is not worth a run
+            live, self.live = self.live, None
+            self._guard(live.stop)
+            self.note(f"the live view failed ({type(error).__name__}: {error}); plain lines from here on")
+
+    def _frame(self) -> Group:
+        width, height = self.console.size
+        width = min(width, 100) - 1
+        utf = self.console.encoding.startswith("utf")
+        total, done = self.steps * self.tokens_per_step, self.step * self.tokens_per_step
+        filled = width * done // max(total, 1)
+        bar = Text.assemble(
+            ("━" * filled if utf else "#" * filled, "cyan"), (("━" if utf else "-") * (width - filled), "dim")
+        )
+        cells = [("step", f"{self.step}/{self.steps}"), ("tokens", f"{si(done)}/{si(total)}")]
+        lines = [Text(self._safe(self.title), style="bold"), bar, *flow(cells + self._values(self.latest), width)]
+        room = min(height - len(lines) - 3, 10)
+        if room >= 3 and width >= 20 and any(self.curve.counts) and utf:
+            lines += plot_lines(self.curve, width, room)
+        for line in lines:
+            line.no_wrap, line.overflow = True, "crop"
+        return Group(*lines)
+
+    # ---- output that may break ----
+
+    def _print(self, text: str) -> None:
+        text = self._safe(text)
+        if self.live is not None:
+            self._guard(lambda: self.console.print(Text(text), soft_wrap=True, highlight=False))
+        else:
+            self._guard(lambda: print(text, file=self.console.file, flush=True))
+
+    def _safe(self, text: str) -> str:
+        return text.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)
+
+    def _guard(self, write: Callable[[], None]) -> None:
+        if self.broken:
+            return
+        try:
+            write()
+        except (OSError, ValueError, SystemExit):  # ValueError: a closed file; SystemExit: Rich on a broken pipe
+            self._break()
+
+    def _break(self) -> None:
+        self.broken = True
+        with suppress(OSError, ValueError):
+            # Python flushes stdout once more when it ends, and would turn the exit code into 120.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
+        with suppress(OSError, ValueError):
+            print("abovemup: the output is closed; the run goes on without it.", file=sys.stderr, flush=True)
+
+
+def flow(cells: Sequence[tuple[str, str]], width: int) -> list[Text]:
+    """Cells `name value` in as many lines as they need, none cut unless it alone is wider than `width`."""
+    lines: list[Text] = []
+    for name, value in cells:
+        cell = Text.assemble((name, "dim"), " ", (value, "bold"))
+        if lines and lines[-1].cell_len + 3 + cell.cell_len <= width:
+            lines[-1].append("   ").append_text(cell)
+        else:
+            lines.append(cell)
+    return lines
+
+
+def plot_lines(curve: Curve, width: int, height: int) -> list[Text]:
+    """Loss against tokens, `height` lines and an axis, with the extremes at the left."""
+    columns = curve.columns(2 * (width - 8))
+    known = [y for y in columns if y is not None]
+    labels = [f"{max(known):7.3f}"] + [" " * 7] * (height - 2) + [f"{min(known):7.3f}"]
+    drawing = braille(columns, height)
+    end = f"{si(curve.x_max)} tokens"
+    axis = " " * 8 + "0" + end.rjust(width - 9)
+    return [
+        *(Text.assemble((a, "dim"), " ", (b, "cyan")) for a, b in zip(labels, drawing, strict=True)),
+        Text(axis, style="dim"),
+    ]
+
+
+def closing_lines(summary: Summary) -> list[str]:
+    """How the run ended, line by line. Losses and the unigram entropy are in nats per token."""
+    head = f"{summary['status']}: {summary.get('steps', 0)} steps, {si(summary.get('tokens', 0))} tokens"
+    if speed := summary.get("tokens_per_second"):
+        head += f", {si(speed)} tokens/s"
+    if reason := summary.get("reason"):
+        head += f" ({safe(reason)})"
+    lines = [head]
+
+    def row(name: str, value: float | None, after: str = "") -> None:
+        if value is not None:
+            lines.append(f"  {name:<17}{value:.4f}{after}")
+
+    bits = summary.get("bits_per_byte")
+    row("training loss", summary.get("loss"), "   last batch")
+    row("validation loss", summary.get("val_loss"), "" if bits is None else f"   {bits:.4f} bits per byte")
+    row("unigram entropy", summary.get("unigram_entropy"), "   the loss of knowing token frequencies only")
+    folder = shlex.quote(str(summary["dir"])) if summary.get("dir") else None
+    if folder:
+        lines.append(f"  {'run':<17}{safe(folder)}")
+    if folder and summary["status"] in ("interrupted", "failed"):
+        lines.append(f"  {'go on':<17}abovemup train --resume {safe(folder)}")
+    if wandb := summary.get("wandb"):
+        lines.append(f"  {'W&B':<17}{safe(wandb)}")
+    if sample := summary.get("sample"):
+        lines += ["  sample", *(f"    {line}" for line in safe(sample).split("\n"))]
+    return lines
+
+
+def safe(text: str) -> str:
+    """Text as it can be shown: control, format and unassigned characters become their escapes, tabs spaces."""
+    text = text.expandtabs(4)
+    return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def round_number(at_least: float) -> int:
+    """The smallest of 1, 2, 5, 10, 20, 25, 50, 100, 200, 250, ... that is not below `at_least`."""
+    power = 10 ** max(math.floor(math.log10(at_least)), 0) if at_least > 0 else 1
+    return next(n for k in (4, 8, 10, 20, 40) if (k * power) % 4 == 0 and (n := k * power // 4) >= at_least)
+
+
+def si(value: float) -> str:
+    """1234567 -> "1.23M"; below 1000 as it is."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss, h:mm:ss or d days."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    return (f"{days}d " if days else "") + (f"{h}:{m:02}:{s:02}" if hours else f"{m}:{s:02}")

@@ -1,0 +1,167 @@
+"""Checkpoints: written aside, flushed, renamed; complete or absent.
+
+    checkpoints/step_00000100/
+        model.pt       parameter name -> tensor (a tied tensor once)
+        optimizer.pt   parameter name -> state name -> tensor
+        state.pt       step, tokens, random state, the row of metrics.jsonl that still waits for its evaluation
+        manifest.json  size and SHA-256 of each file: what makes a checkpoint complete
+
+Tensors and plain types only, so `torch.load` reads them with its safe default.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from abovemup.config.errors import RequestError
+
+FILES = ("model.pt", "optimizer.pt", "state.pt")
+REST = ("step", "tokens", "rng", "last_row", "pending")
+STEP = re.compile(r"step_(\d+)")
+
+
+@dataclass
+class State:
+    """Everything that a run is at one step."""
+
+    step: int
+    tokens: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, dict[str, Any]]
+    rng: Tensor
+    last_row: int | None  # step of the last row in metrics.jsonl; None: no row yet
+    pending: dict[str, float | int] | None = None  # the row of this step, not yet logged: its evaluation was cut short
+
+    def finite(self) -> bool:
+        tensors = [*self.model.values(), *(v for s in self.optimizer.values() for v in s.values())]
+        return all(bool(t.isfinite().all()) for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
+
+
+def step_name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def save(folder: Path, state: State) -> Path:
+    """Write `state` under `folder` (`checkpoints/`); whole when this returns, absent when it does not.
+
+    Raises OSError (a full disk), leaving the earlier checkpoints as they were.
+    """
+    folder.mkdir(exist_ok=True)
+    target, aside = folder / step_name(state.step), folder / f".writing-{step_name(state.step)}"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+    try:
+        rest = {key: getattr(state, key) for key in REST}
+        for name, content in zip(FILES, (state.model, state.optimizer, rest), strict=True):
+            torch.save(content, aside / name)
+            _sync(aside / name)
+        files = {n: {"bytes": (aside / n).stat().st_size, "sha256": _sha256(aside / n)} for n in FILES}
+        manifest = {"step": state.step, "tokens": state.tokens, "files": files}
+        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+        _sync(aside / "manifest.json")
+        _sync(aside)
+        if target.exists():  # the same step of an earlier leg: same bits, but whole again if it was damaged
+            replaced = folder / f".replaced-{step_name(state.step)}"
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
+            aside.rename(target)
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            aside.rename(target)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return target
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """step -> folder, in rising order of the *number* (names are padded to a width that a longer run outgrows)."""
+    found = {}
+    for path in folder.glob("step_*") if folder.is_dir() else ():
+        if (match := STEP.fullmatch(path.name)) and path.is_dir():
+            found[int(match[1])] = path
+    return dict(sorted(found.items()))
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, None when it is complete."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        files = manifest["files"]
+        for name in FILES:
+            size = (path / name).stat().st_size
+            if size != files[name]["bytes"]:
+                return f"{name} has {size} bytes, its manifest says {files[name]['bytes']}"
+            if _sha256(path / name) != files[name]["sha256"]:
+                return f"{name} does not match its checksum"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def load(path: Path) -> State:
+    """Read a complete checkpoint (see `damage`) onto the CPU.
+
+    Raises RequestError when it is whole but lacks a part of the state.
+    """
+    model, optimizer, rest = (torch.load(path / name, map_location="cpu", weights_only=True) for name in FILES)
+    missing = [key for key in REST if key not in rest]
+    if missing:
+        raise RequestError(f"{path} lacks {', '.join(missing)}: it cannot be continued exactly. Choose another @STEP.")
+    return State(model=model, optimizer=optimizer, **rest)
+
+
+def choose(run: Path, step: int | None, warn: Callable[[str], None]) -> Path | None:
+    """The newest complete checkpoint of a run, or exactly the one of `step`. None: there is none yet.
+
+    Damaged ones are skipped with a warning. Raises RequestError when `step` is given and absent or damaged.
+    """
+    found = steps(run / "checkpoints")
+    if step is not None:
+        if step not in found:
+            have = ", ".join(map(str, found)) or "none"
+            raise RequestError(f"{run} has no checkpoint of step {step}. It has: {have}.")
+        if wrong := damage(found[step]):
+            raise RequestError(f"{found[step]} is damaged: {wrong}. Choose another step.")
+        return found[step]
+    for path in reversed(found.values()):
+        if wrong := damage(path):
+            warn(f"skipping the damaged checkpoint {path}: {wrong}")
+        else:
+            return path
+    return None
+
+
+def prune(folder: Path, keep: int, keep_always: Callable[[int], bool]) -> None:
+    """Delete all but the `keep` newest checkpoints and those that `keep_always` names; and what a kill left behind."""
+    for path in list(steps(folder).values())[:-keep]:
+        if not keep_always(int(path.name.removeprefix("step_"))):
+            # Renamed first: a kill in the middle of the deletion must not leave a half-empty step_ folder.
+            dying = path.with_name(f".deleting-{path.name}")
+            path.rename(dying)
+            shutil.rmtree(dying, ignore_errors=True)
+    for left in folder.glob(".*-step_*"):
+        shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,114 @@
+"""Which run a command means: a new one, an old one continued (`--resume`), a new one from an old point (`--branch`)."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+
+from abovemup.config.cadence import parse_tokens
+from abovemup.config.compose import compose
+from abovemup.config.diff import differences
+from abovemup.config.errors import RequestError
+from abovemup.config.schema import Experiment
+from abovemup.training import checkpoint
+
+# What may change when a run goes on: how far, how often things are looked at, and where they are sent.
+CONTINUABLE = ("train.steps", "train.tokens", "eval.every", "norms.every", "checkpoint.", "tracking.")
+BRANCHABLE = (*CONTINUABLE, "schedule.")
+# Bookkeeping of the configuration itself.
+IGNORED = ("run.", "choices", "derived", "experiment", "cannot_match")
+
+
+def run_folder(text: str) -> Path:
+    """The run directory that `text` names: a path, or a name under runs/. Raises RequestError."""
+    for path in (Path(text), Path("runs") / text):
+        if (path / "config.yaml").is_file():
+            return path
+    have = sorted(p.parent.name for p in Path("runs").glob("*/config.yaml"))
+    known = f" runs/ holds: {', '.join(have[-8:])}." if have else ""
+    raise RequestError(f"{text} is not a run: it has no config.yaml.{known}")
+
+
+def split_at(text: str) -> tuple[str, str | None]:
+    """`RUN@POINT` -> (RUN, POINT); a path that itself holds an @ wins over the reading as a point."""
+    run, at, point = text.rpartition("@")
+    return (run, point) if at and not Path(text).exists() else (text, None)
+
+
+def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> tuple[Experiment, Path, int | None]:
+    """The experiment, folder and asked-for step of `--resume RUN[@STEP]`.
+
+    Raises RequestError when the overrides change more than horizon, cadences and tracking, naming both values.
+    """
+    name, point = split_at(text)
+    if point is not None and not point.isdigit():
+        raise RequestError(f"--resume {text}: the part after @ is a step, for example {name}@100.")
+    folder = run_folder(name)
+    old = compose([], config_file=folder / "config.yaml", config_dir=config_dir)
+    new = compose(overrides, config_file=folder / "config.yaml", config_dir=config_dir)
+    refuse_changes(old, new, CONTINUABLE, overrides, f"--resume {name}")
+    if new.train.steps != old.train.steps and old.schedule.name != "constant":
+        raise RequestError(
+            f"{name} decays its learning rate over {old.train.steps} steps: it cannot be made longer or shorter "
+            f"({new.train.steps} steps).\nStart a tail from one of its checkpoints with --branch {name}@TOKENS."
+        )
+    return merge(old, new, schedule=False), folder, None if point is None else int(point)
+
+
+def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tuple[Experiment, Path]:
+    """The experiment and the parent's checkpoint of `--branch RUN@TOKENS`. Raises RequestError."""
+    name, point = split_at(text)
+    if point is None:
+        raise RequestError(f"--branch {text}: say at how many tokens, for example --branch {name}@2^21.")
+    folder, tokens = run_folder(name), parse_tokens(point)
+    old = compose([], config_file=folder / "config.yaml", config_dir=config_dir)
+    new = compose(overrides, config_file=folder / "config.yaml", config_dir=config_dir)
+    refuse_changes(old, new, BRANCHABLE, overrides, f"--branch {text}")
+    batch = old.train.batch_size * old.train.seq_len
+    found = checkpoint.steps(folder / "checkpoints")
+    if tokens % batch or tokens // batch not in found:
+        have = ", ".join(f"{step * batch}" for step in found) or "none"
+        raise RequestError(
+            f"{name} has no checkpoint at {tokens} tokens. It has: {have}.\n"
+            "checkpoint.every=pow2 keeps one at every power of two."
+        )
+    step = tokens // batch
+    if wrong := checkpoint.damage(found[step]):
+        raise RequestError(f"{found[step]} is damaged: {wrong}. Choose another point.")
+    if new.train.steps <= step:
+        raise RequestError(
+            f"the branch starts at step {step} ({tokens} tokens) and would end at {new.train.tokens} tokens. "
+            f"Say how far it goes: train.tokens={2 * tokens}."
+        )
+    return merge(old, new, schedule=True), found[step]
+
+
+def refuse_changes(old: Experiment, new: Experiment, allowed: Iterable[str], overrides: list[str], what: str) -> None:
+    typed = {o.lstrip("+").split("=", 1)[0].split(".", 1)[0] for o in overrides}
+    changed = [
+        (key, before, after)
+        for key, before, after in differences(old, new)
+        if not key.startswith((*allowed, *IGNORED))
+        # A warm-up given as a fraction moves with the horizon unless it stays what it was.
+        and not (key.startswith("schedule.") and "schedule" not in typed)
+    ]
+    if changed:
+        listed = "; ".join(f"{key} was {before}, is now {after}" for key, before, after in changed[:4])
+        raise RequestError(
+            f"{what}: {listed}.\nOnly the horizon, cadences and tracking may change; start a new run for the rest."
+        )
+
+
+def merge(old: Experiment, new: Experiment, *, schedule: bool) -> Experiment:
+    """`old` with what may change taken from `new`."""
+    return dataclasses.replace(
+        old,
+        train=dataclasses.replace(old.train, steps=new.train.steps, tokens=new.train.tokens),
+        eval=dataclasses.replace(old.eval, every=new.eval.every),
+        norms=dataclasses.replace(old.norms, every=new.norms.every),
+        checkpoint=new.checkpoint,
+        tracking=new.tracking,
+        schedule=new.schedule if schedule else old.schedule,
+        run=new.run,
+        choices=new.choices,
+        derived=new.derived,
+    )

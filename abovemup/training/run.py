@@ -1,0 +1,304 @@
+"""`abovemup train`: from overrides to a finished run directory."""
+
+import dataclasses
+import errno
+import math
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from abovemup.config import io
+from abovemup.config.cadence import due
+from abovemup.config.compose import compose
+from abovemup.config.errors import RequestError, RunFailed
+from abovemup.config.schema import Experiment, Run
+from abovemup.data.corpus import open_corpus
+from abovemup.tracking import jsonl
+from abovemup.tracking.jsonl import JsonlSink
+from abovemup.tracking.records import Record
+from abovemup.tracking.summary import environment, write_summary
+from abovemup.tracking.terminal import Terminal
+from abovemup.tracking.wandb import WandbSink
+from abovemup.training import checkpoint, lineage
+from abovemup.training.device import device
+from abovemup.training.evaluate import Interrupted
+from abovemup.training.generate import continuation
+from abovemup.training.signals import Stop
+from abovemup.training.trainer import Diverged, Trainer, out_of_memory
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `exit_code`: 0 finished, 3 diverged, 130/143 interrupted."""
+
+    status: str
+    dir: Path
+    summary: dict[str, Any]
+    exit_code: int
+
+
+@dataclass
+class Tally:
+    """The final and best numbers of a run, over all its legs."""
+
+    last: Record = field(default_factory=dict)
+    best_val: float = float("inf")
+
+    def add(self, record: Record) -> None:
+        self.last |= record
+        self.best_val = min(self.best_val, record.get("val/loss", float("inf")))  # a NaN never wins: it is not smaller
+
+
+def train(
+    overrides: list[str],
+    *,
+    config_file: Path | None = None,
+    config_dir: Path | None = None,
+    resume: str | None = None,
+    branch: str | None = None,
+    json_output: bool = False,
+) -> Outcome:
+    """Run what the overrides say, or continue (`resume`) or branch off (`branch`) an earlier run.
+
+    Raises RequestError before anything is written, RunFailed for trouble on the way (the run directory then says
+    `failed`), KeyboardInterrupt or SystemExit(143) for a signal before there was anything to keep.
+    """
+    if sum(x is not None for x in (config_file, resume, branch)) > 1:
+        raise RequestError("--config, --resume and --branch each say where the settings come from: give one of them.")
+    with ExitStack() as stack:
+        stop = stack.enter_context(Stop())
+        folder: Path | None = None
+        step: int | None = None
+        source: Path | None = None  # the checkpoint to start from
+        if resume is not None:
+            exp, folder, step = lineage.resume_from(resume, overrides, config_dir)
+            stack.callback(lock(folder).release)
+        elif branch is not None:
+            exp, source = lineage.branch_from(branch, overrides, config_dir)
+        else:
+            exp = compose(overrides, config_file=config_file, config_dir=config_dir)
+        if folder is None:
+            if not any(o.lstrip("+").startswith("run.") for o in overrides):
+                exp = dataclasses.replace(exp, run=Run(name=None, dir=None))  # a repeated run gets a folder of its own
+            refuse_existing(exp)
+        batch_tokens = exp.train.batch_size * exp.train.seq_len
+        terminal = Terminal(Console(stderr=json_output), title(exp), exp.train.steps, batch_tokens)
+        if folder is not None:
+            source = checkpoint.choose(folder, step, lambda text: terminal.note(f"warning: {text}"))
+        trainer = build(exp, stop, terminal)
+        last_row: int | None = None
+        if source is not None:
+            state = checkpoint.load(source)
+            if branch is None:
+                last_row = state.last_row
+            else:
+                state.pending = None  # a row of the parent's
+            trainer.load(state, str(source))
+        if folder is None:
+            folder = new_folder(exp)
+            stack.callback(lock(folder).release)
+            if branch is not None:  # a run directory is complete in itself, from its first point on
+                checkpoint.save(folder / "checkpoints", trainer.state(None))
+        return Leg(trainer, folder, stop, terminal, branch).run(last_row)
+
+
+def title(exp: Experiment) -> str:
+    model, optimizer = exp.model, exp.optimizer
+    size = f"{model.name} (width {model.width}, {model.depth} blocks)"
+    return f"{size}, {exp.parameterization.name}, {optimizer.name} lr {optimizer.lr:g}, data {exp.data.name}"
+
+
+def build(exp: Experiment, stop: Stop, terminal: Terminal) -> Trainer:
+    """Data, model and optimizer, as initialised."""
+    where = device(exp.train)
+    for sentence in exp.cannot_match:
+        terminal.note(f"{exp.experiment} cannot match: {sentence}")
+    corpus = open_corpus(exp, terminal.note)
+    corpus.require(exp.train.steps * exp.train.batch_size)
+    torch.set_num_threads(exp.train.threads)
+    trainer = Trainer(exp, corpus, where, stop)
+    if exp.train.micro_batch == "auto":
+        trainer.fit_micro_batch()
+    return trainer
+
+
+def explicit_folder(exp: Experiment) -> Path | None:
+    if exp.run.dir is not None:
+        return Path(exp.run.dir)
+    return None if exp.run.name is None else Path("runs") / exp.run.name
+
+
+def refuse_existing(exp: Experiment) -> None:
+    path = explicit_folder(exp)
+    if path is not None and path.exists():
+        raise RequestError(f"{path} exists already. Choose another run.name, or continue it: --resume {path}")
+
+
+def new_folder(exp: Experiment) -> Path:
+    """Create the run's own folder, exclusively: two runs started in the same second get two folders."""
+    lr = f"{exp.optimizer.lr:g}"
+    made_up = f"{exp.model.name}-{exp.parameterization.name}-{exp.optimizer.name}-lr{lr}-s{exp.train.seed}"
+    first = path = explicit_folder(exp) or Path("runs") / made_up
+    n = 1
+    while True:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            return path
+        except FileExistsError:
+            refuse_existing(exp)
+            n += 1
+            path = first.with_name(f"{first.name}-{n}")
+        except OSError as error:
+            raise RequestError(f"cannot create {path}: {error.strerror}. Choose another run.dir.") from error
+
+
+def lock(folder: Path) -> FileLock:
+    """Held while a process trains in `folder`; the kernel lets go of it when the process dies."""
+    held = FileLock(folder / ".lock", blocking=False)
+    try:
+        held.acquire()
+    except Timeout:
+        raise RequestError(f"{folder} is being trained by another process. Wait for it, or end it first.") from None
+    return held
+
+
+class Leg:
+    """One process's share of a run: from where it starts to where it ends or is stopped."""
+
+    def __init__(self, trainer: Trainer, folder: Path, stop: Stop, terminal: Terminal, parent: str | None) -> None:
+        self.trainer, self.folder, self.stop, self.terminal, self.parent = trainer, folder, stop, terminal, parent
+        self.exp = dataclasses.replace(trainer.exp, run=Run(name=folder.name, dir=trainer.exp.run.dir))
+        self.started = time.time()
+        self.tally = Tally()
+        self.checkpointed: int | None = None  # the step of the newest checkpoint of this leg
+
+    def run(self, last_row: int | None) -> Outcome:
+        """Train to the end, to a stop or to a divergence; leave the run directory whole in each case."""
+        self.stop.graceful()
+        io.save(self.exp, self.folder / "config.yaml")
+        self.summarise("running")
+        metrics = self.folder / "metrics.jsonl"
+        if last_row is None:
+            metrics.unlink(missing_ok=True)
+        else:
+            jsonl.rewind(metrics, last_row, warn=self.terminal.note)
+            for row in jsonl.read(metrics):
+                self.tally.add(row)
+        self.jsonl = JsonlSink(metrics, last_row)
+        self.wandb = WandbSink(self.folder, self.exp, self.terminal.note)
+        self.terminal.begin(self.trainer.t)
+        try:
+            status = self.loop()
+        except BaseException as error:
+            self.end("failed", error)
+            if advice := self.advice(error):
+                raise RunFailed(advice) from error
+            raise
+        return self.end(status)
+
+    def loop(self) -> str:
+        trainer = self.trainer
+        try:
+            if trainer.pending is not None:
+                self.log(trainer.finish_row(trainer.pending))
+            elif self.jsonl.last is None:
+                self.log(trainer.initial_row())
+            while trainer.t < self.exp.train.steps:
+                if self.stop():
+                    raise Interrupted
+                self.log(trainer.advance())
+                if due(self.exp.checkpoint.every, trainer.t, trainer.batch_tokens) and not self.checkpoint():
+                    return "diverged"
+        except Interrupted:
+            return "interrupted" if self.checkpoint() else "diverged"
+        except Diverged as diverged:
+            self.checkpoint()
+            self.log(diverged.record)
+            self.terminal.note(f"diverged: {diverged}. The step was not taken.")
+            return "diverged"
+        return "finished" if self.checkpoint() else "diverged"
+
+    def advice(self, error: BaseException) -> str | None:
+        """What to do about memory or a disk that ran out; None for anything else."""
+        go_on = f"continue with --resume {self.folder}"
+        if out_of_memory(error):
+            micro = self.exp.train.micro_batch
+            return f"out of memory with train.micro_batch={micro}: train.micro_batch=auto finds what fits.\n{error}"
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{error.strerror} in {self.folder}: free some space, then {go_on}"
+        return None
+
+    def log(self, record: Record | None) -> None:
+        if record is not None:
+            self.tally.add(record)
+            for sink in (self.jsonl, self.terminal, self.wandb):
+                sink.log(record)
+
+    def checkpoint(self) -> bool:
+        """Keep this step, unless it is kept already. False, and nothing written, when a weight is not finite."""
+        trainer, folder = self.trainer, self.folder / "checkpoints"
+        if trainer.t == self.checkpointed:
+            return True
+        state = trainer.state(self.jsonl.last)
+        if not state.finite():
+            self.terminal.note(f"diverged: a weight or a momentum is not finite after step {trainer.t}.")
+            return False
+        with trainer.paused():
+            self.jsonl.flush(sync=True)
+            checkpoint.save(folder, state)
+            checkpoint.prune(folder, self.exp.checkpoint.keep, self.keep_always)
+        self.checkpointed = trainer.t
+        return True
+
+    def keep_always(self, step: int) -> bool:
+        return self.exp.checkpoint.every == "pow2" and due("pow2", step, self.trainer.batch_tokens)
+
+    def end(self, status: str, error: BaseException | None = None) -> Outcome:
+        summary = self.summarise(status, error)
+        if status == "finished":
+            summary["sample"] = continuation(
+                self.trainer.model, self.trainer.corpus, self.exp, "", 64, 0.8, self.exp.train.seed
+            )
+        self.jsonl.close(summary)
+        self.wandb.close(summary)
+        summary["wandb"] = self.wandb.describe()
+        self.terminal.close(summary)
+        code = {"finished": 0, "diverged": 3, "interrupted": self.stop.exit_code}.get(status, 4)
+        return Outcome(status, self.folder, summary, code)
+
+    def summarise(self, status: str, error: BaseException | None = None) -> dict[str, Any]:
+        """Write summary.json: how the run stands, its final and best numbers, and what made it."""
+        trainer, last = self.trainer, self.tally.last
+        count = sum(p.numel() for p in trainer.parameters.values())
+        vocabulary = sum(p.numel() for n, p in trainer.parameters.items() if n in ("embedding.weight", "head.weight"))
+        best = self.tally.best_val
+        summary = {
+            "status": status,
+            "steps": trainer.t,
+            "tokens": trainer.t * trainer.batch_tokens,
+            "loss": last.get("loss"),
+            "val_loss": last.get("val/loss"),
+            "bits_per_byte": last.get("val/bits_per_byte"),
+            "best_val_loss": best if math.isfinite(best) else None,
+            "unigram_entropy": trainer.corpus.unigram_entropy,
+            "output_norm": last.get("norm/head/rms_to_inf"),
+            "tokens_per_second": last.get("tokens_per_second"),
+            "parameters": count,
+            "parameters_without_vocabulary": count - vocabulary,
+            "dir": str(self.folder),
+            "branched_from": self.parent,
+            "reason": None if error is None else f"{type(error).__name__}: {error}",
+            "seconds": round(time.time() - self.started, 3),
+            "device": str(trainer.device),
+            "data": trainer.corpus.manifest,
+            **environment(),
+        }
+        write_summary(self.folder / "summary.json", summary)
+        return summary

@@ -1,0 +1,220 @@
+"""One optimizer step, and what is measured around it."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from abovemup.config.cadence import due
+from abovemup.config.errors import RequestError
+from abovemup.config.schema import Experiment
+from abovemup.data.corpus import Corpus
+from abovemup.model.llama import Llama, specs
+from abovemup.optim.build import build_optimizer, load_state_by_name, state_by_name
+from abovemup.optim.routing import routing_table
+from abovemup.optim.schedule import factor
+from abovemup.tracking.norms import NormTracker
+from abovemup.tracking.records import Record
+from abovemup.training.checkpoint import State
+from abovemup.training.device import memory
+from abovemup.training.evaluate import Interrupted, evaluate, loss_sum, scored
+
+
+class Diverged(Exception):
+    """The loss or the gradient of this step is not finite: the step was not taken."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__(f"step {record['step']}: loss {record['loss']:g}, gradient norm {record['grad_norm']:g}")
+        self.record = record
+
+
+class Trainer:
+    """Model, optimizer and data of one run, at step `self.t` (0: initialised, nothing trained).
+
+    `stop` is asked between micro-batches and evaluation batches; when it says yes, Interrupted leaves the
+    trainer as it was before the step, or with `pending`: a row that only waits for its evaluation.
+    """
+
+    def __init__(
+        self, exp: Experiment, corpus: Corpus, device: torch.device, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.exp, self.corpus, self.device, self.stop = exp, corpus, device, stop
+        self.t = 0
+        self.pending: Record | None = None
+        self.batch_tokens = exp.train.batch_size * exp.train.seq_len
+        self.model = Llama(exp.model, exp.parameterization)
+        self.model.init_weights(exp.train.seed)
+        self.model.to(device)
+        # Compiled beside the model, not instead of it: names in checkpoints and logs stay the plain ones.
+        self.forward = torch.compile(self.model, dynamic=False) if exp.train.compile else self.model
+        # named_parameters gives a tied tensor once; its name and role are those of `specs`.
+        routes = routing_table(specs(self.model), exp)
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))
+        self.parameters = {route.name: parameters[route.name] for route in routes}
+        self.optimizer = build_optimizer(self.parameters, routes, exp)
+        self.norms = NormTracker(self.parameters, routes, vocab_size=exp.tokenizer.vocab_size)
+        self.validation = corpus.validation()
+        self._clock, self._clock_t = time.perf_counter(), 0
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.exp.train.dtype == "bfloat16")
+
+    # ---- one step ----
+
+    def advance(self) -> Record | None:
+        """Take the next step. Returns its row, or None when it is not a logged one.
+
+        Raises Diverged (the step is not taken) and Interrupted.
+        """
+        t = self.t + 1
+        loss, grad_norm = self.gradients(t)
+        record: Record = {"step": t, "tokens": t * self.batch_tokens, "loss": loss}
+        record |= self.set_lr(t)
+        record["grad_norm"] = grad_norm
+        if self.exp.data.allow_repeat:
+            record["epoch"] = self.corpus.epoch(t * self.exp.train.batch_size - 1)
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise Diverged(record)
+        norms = self._norms_due(t)
+        if norms:
+            self.norms.before_step()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.t = t
+        if norms:
+            record |= self.norms.weights() | self.norms.updates()
+        if self._eval_due(t):
+            self.pending = record
+        elif t % self.exp.tracking.every and not norms and t != self.exp.train.steps:
+            return None
+        return self.finish_row(record)
+
+    def initial_row(self) -> Record:
+        """The row before the first step of a run: norms and validation loss of what it starts from."""
+        record: Record = {"step": self.t, "tokens": self.t * self.batch_tokens} | self.norms.weights()
+        self.pending = record
+        return self.finish_row(record)
+
+    def finish_row(self, record: Record) -> Record:
+        """Add what takes time: throughput, memory and, when the row waits for it, the evaluation."""
+        if self.t > self._clock_t:
+            elapsed = max(time.perf_counter() - self._clock, 1e-9)
+            record["tokens_per_second"] = (self.t - self._clock_t) * self.batch_tokens / elapsed
+            record["memory"] = memory(self.device)
+        if self.pending is not None:
+            with self.paused():
+                record |= self.evaluate()
+            self.pending = None
+        self._clock, self._clock_t = time.perf_counter(), self.t
+        return record
+
+    def evaluate(self) -> Record:
+        loss = evaluate(self.forward, self.validation, self.exp.eval.batch, self.device, self.autocast, self.stop)
+        result: Record = {"val/loss": loss}
+        if self.corpus.bytes_per_token is not None:
+            result["val/bits_per_byte"] = loss / math.log(2) / self.corpus.bytes_per_token
+        return result
+
+    def gradients(self, t: int) -> tuple[float, float]:
+        """Gradients of the mean loss over the tokens of batch t; returns that loss and their norm before clipping.
+
+        Accumulated micro-batch by micro-batch, each weighted by its tokens.
+        """
+        batch_size = self.exp.train.batch_size
+        batch = self.corpus.batch((t - 1) * batch_size, batch_size)
+        total = max(scored(batch[:, 1:]), 1)
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        micro = self.exp.train.micro_batch
+        for part in batch.split(batch_size if micro == "auto" else micro):  # auto: settled by fit_micro_batch
+            if self.stop():
+                self.optimizer.zero_grad(set_to_none=True)
+                raise Interrupted
+            loss += self.backward(part.to(self.device, non_blocking=True), total)
+        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
+        grad_norm = torch.nn.utils.get_total_norm(grads)
+        values = torch.stack([loss / total, grad_norm.double()]).tolist()  # one synchronisation
+        if self.exp.optimizer.clip is not None and values[1] > self.exp.optimizer.clip:
+            # Never by a non-finite factor: one NaN would turn every other gradient into NaN.
+            torch._foreach_mul_(grads, self.exp.optimizer.clip / values[1])
+        return values[0], values[1]
+
+    def backward(self, windows: Tensor, total: int) -> Tensor:
+        """Add the gradients of one micro-batch, windows (b, seq_len + 1); returns its summed loss."""
+        with self.autocast():
+            logits = self.forward(windows[:, :-1])
+        loss = loss_sum(logits, windows[:, 1:])
+        (loss / total).backward()
+        return loss.detach()
+
+    def set_lr(self, t: int) -> Record:
+        """lr(step) is a pure function of the step and the config: nothing about it is saved or loaded."""
+        scale = factor(t, self.exp.schedule, self.exp.train.steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * scale
+        return {f"lr/{group['name']}": group["lr"] for group in self.optimizer.param_groups}
+
+    def _norms_due(self, t: int) -> bool:
+        return t in (1, self.exp.train.steps) or due(self.exp.norms.every, t, self.batch_tokens)
+
+    def _eval_due(self, t: int) -> bool:
+        return t == self.exp.train.steps or due(self.exp.eval.every, t, self.batch_tokens)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time spent in here is not training time."""
+        start = time.perf_counter()
+        yield
+        self._clock += time.perf_counter() - start
+
+    # ---- state ----
+
+    def state(self, last_row: int | None) -> State:
+        return State(
+            step=self.t,
+            tokens=self.t * self.batch_tokens,
+            model={name: p.detach() for name, p in self.parameters.items()},
+            optimizer=state_by_name(self.optimizer),
+            rng=torch.get_rng_state(),
+            last_row=last_row,
+            pending=self.pending,
+        )
+
+    def load(self, state: State, where: str) -> None:
+        """Continue from `state`. Raises RequestError naming what is missing, left over or of another shape."""
+        have = {name: tuple(p.shape) for name, p in self.parameters.items()}
+        given = {name: tuple(p.shape) for name, p in state.model.items()}
+        if have != given:
+            odd = sorted(dict(set(have.items()) ^ set(given.items())))
+            raise RequestError(
+                f"{where} does not hold this model's weights: {', '.join(odd[:5])} differ or are missing."
+            )
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state.model[name])
+        load_state_by_name(self.optimizer, state.optimizer)
+        torch.set_rng_state(state.rng)
+        self.t, self.pending = state.step, state.pending
+        self._clock, self._clock_t = time.perf_counter(), self.t
+
+    def fit_micro_batch(self) -> None:
+        """Settle `train.micro_batch=auto`: the largest divisor of the batch whose forward and backward fit, tried."""
+        batch_size = self.exp.train.batch_size
+        for size in (n for n in range(batch_size, 0, -1) if batch_size % n == 0):
+            try:
+                self.backward(self.corpus.batch(0, size).to(self.device), size)
+                self.exp = replace(self.exp, train=replace(self.exp.train, micro_batch=size))
+                return
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not out_of_memory(error) or size == 1:
+                    raise
+            finally:
+                self.optimizer.zero_grad(set_to_none=True)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,58 @@
+"""The arrows between the rooms (DESIGN.md section 2) stay true, and starting up stays light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "abovemup"
+MAY_IMPORT = {
+    "geometry": set(),
+    "config": set(),
+    "model": {"geometry", "config"},
+    "optim": {"geometry", "config"},
+    "data": {"geometry", "config"},
+    "tracking": {"geometry", "config"},
+    "training": {"model", "optim", "data", "tracking", "geometry", "config"},
+    "bench": {"training", "model", "optim", "data", "tracking", "geometry", "config"},
+    "cli": {"bench", "training", "model", "optim", "data", "tracking", "geometry", "config"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Rooms of ours that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+    return {parts[1] for name in names if (parts := name.split("."))[0] == "abovemup" and len(parts) > 1}
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_arrows(room: str) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        known = {found for found in imports(path) if (PACKAGE / found).is_dir()}
+        assert known - {room} <= MAY_IMPORT[room], path
+
+
+def test_every_room_is_judged() -> None:
+    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and list(p.glob("*.py"))} - {"conf"}
+    assert rooms == set(MAY_IMPORT)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; sys.argv = ['abovemup', '--help']\n"
+        "from abovemup.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'torch', 'hydra', 'omegaconf', 'wandb', 'datasets', 'numpy', 'tokenizers'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,173 @@
+"""The tracker against norms written out, and what it must not do."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from abovemup.model.llama import specs
+from abovemup.tracking import norms
+from abovemup.tracking.norms import NormTracker
+from tests import tiny
+
+
+@dataclass
+class Route:
+    name: str
+    role: str
+    norm: str
+
+
+def tracker(**weights: Tensor) -> NormTracker:
+    return NormTracker(weights, [Route(name, "hidden", "rms_to_rms") for name in weights])
+
+
+def written_out(norm: str, W: Tensor) -> float:
+    W = W.detach().double()
+    return {
+        "one_to_rms": lambda: W.square().mean(1).sqrt().max().item(),
+        "rms_to_inf": lambda: math.sqrt(W.shape[1]) * W.norm(dim=1).max().item(),
+        "rms_to_rms": lambda: math.sqrt(W.shape[1] / W.shape[0]) * torch.linalg.svdvals(W)[0].item(),
+        "max_abs": lambda: W.abs().max().item(),
+        "rms": lambda: W.square().mean().sqrt().item(),
+    }[norm]()
+
+
+def scattered(seed: int = 0, **changes: object) -> dict[str, Tensor]:
+    """The parameters of a model with every role, pushed away from the initialisation."""
+    net = tiny.llama(gains=True, biases=True, **changes)
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.mul_(1.5).add_(torch.randn(p.shape, generator=g))
+    return dict(net.named_parameters())
+
+
+def test_every_norm_of_a_model_and_its_key() -> None:
+    named, table = scattered(), specs(tiny.llama(gains=True, biases=True))
+    result = NormTracker(named, table).weights()
+    assert len(result) == len(named)
+    for spec in table:
+        key = f"norm/{spec.name.removesuffix('.weight')}/{spec.norm}"
+        assert isinstance(result[key], float)
+        assert result[key] == pytest.approx(written_out(spec.norm, named[spec.name]), rel=1e-6), key
+    for key in (
+        "norm/head/rms_to_inf",
+        "norm/layers.0.feed_forward.w2/rms_to_rms",
+        "norm/layers.0.attention.wq.bias/rms",
+    ):
+        assert key in result
+
+
+@pytest.mark.parametrize("shape", [(7, 7), (1, 13), (13, 1), (1, 1), (40, 10), (10, 40), (600, 530)])
+def test_spectral_norm_is_exact_on_any_shape(shape: tuple[int, int]) -> None:
+    W = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert tracker(a=W).weights() == {"norm/a/rms_to_rms": pytest.approx(written_out("rms_to_rms", W), rel=1e-12)}
+
+
+def test_one_shape_in_several_stacks_keeps_each_value_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "BATCH", 30)  # two matrices of 3 x 5 at once
+    g = torch.Generator().manual_seed(0)
+    weights = {f"w{i}": torch.randn((3, 5) if i % 3 else (5, 3), generator=g) for i in range(8)}
+    result = tracker(**weights).weights()
+    assert list(result) == [f"norm/w{i}/rms_to_rms" for i in range(8)]
+    for name, W in weights.items():
+        assert result[f"norm/{name}/rms_to_rms"] == pytest.approx(written_out("rms_to_rms", W), rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e30])
+def test_spectral_norm_at_any_scale(scale: float) -> None:
+    W = torch.randn(6, 9, generator=torch.Generator().manual_seed(0))
+    assert tracker(a=W * scale).weights()["norm/a/rms_to_rms"] == pytest.approx(
+        written_out("rms_to_rms", W) * scale, rel=1e-6
+    )
+
+
+def test_a_broken_matrix_is_not_finite_alone_and_zero_is_zero() -> None:
+    healthy = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    broken, infinite = healthy.clone(), healthy.clone()
+    broken[2, 3], infinite[1, 1] = math.nan, math.inf
+    result = tracker(a=broken, b=healthy, c=torch.zeros(4, 6), d=infinite).weights()
+    values = [result[f"norm/{name}/rms_to_rms"] for name in "abcd"]
+    assert math.isnan(values[0])
+    assert values[2] == 0
+    assert not math.isfinite(values[3])
+    assert values[1] == pytest.approx(written_out("rms_to_rms", healthy), rel=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["one_to_rms", "rms_to_inf", "max_abs", "rms"])
+def test_nan_and_zero_of_the_other_norms(norm: str) -> None:
+    shape = (4, 6) if "_to_" in norm else (6,)
+    zero, broken = torch.zeros(shape), torch.ones(shape)
+    broken[0] = math.nan
+    result = NormTracker({"a": zero, "b": broken}, [Route(n, "gain", norm) for n in "ab"]).weights()
+    assert result[f"norm/a/{norm}"] == 0
+    assert math.isnan(result[f"norm/b/{norm}"])
+
+
+def test_bfloat16_weights() -> None:
+    named = {name: p.detach().bfloat16() for name, p in scattered().items()}
+    table = specs(tiny.llama(gains=True, biases=True))
+    result = NormTracker(named, table).weights()
+    for value, spec in zip(result.values(), table, strict=True):
+        assert value == pytest.approx(written_out(spec.norm, named[spec.name]), rel=1e-6), spec.name
+
+
+def test_padded_rows_take_no_part() -> None:
+    named, table = scattered(), specs(tiny.llama(gains=True, biases=True))
+    with torch.no_grad():
+        for name in ("embedding.weight", "head.weight"):
+            named[name][50:] *= 100
+    result = NormTracker(named, table, vocab_size=50).weights()
+    assert result["norm/embedding/one_to_rms"] == pytest.approx(
+        written_out("one_to_rms", named["embedding.weight"][:50])
+    )
+    assert result["norm/head/rms_to_inf"] == pytest.approx(written_out("rms_to_inf", named["head.weight"][:50]))
+    hidden = "layers.0.feed_forward.w1"  # 88 rows: not a vocabulary
+    assert result[f"norm/{hidden}/rms_to_rms"] == pytest.approx(written_out("rms_to_rms", named[f"{hidden}.weight"]))
+    watch = NormTracker(named, table, vocab_size=50)
+    watch.before_step()
+    with torch.no_grad():
+        named["head.weight"][55] += 1
+    assert watch.updates()["update/head/rms_to_inf"] == 0
+
+
+def test_an_update_is_the_difference_of_the_weights_around_the_step() -> None:
+    named, table = scattered(), specs(tiny.llama(gains=True, biases=True))
+    watch = NormTracker(named, table)
+    for seed in (1, 2):  # the second time over the kept copies
+        watch.before_step()
+        before = {name: p.detach().clone() for name, p in named.items()}
+        g = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in named.values():
+                p.mul_(0.9).add_(torch.randn(p.shape, generator=g), alpha=0.1)
+        result = watch.updates()
+        for spec in table:
+            key = f"update/{spec.name.removesuffix('.weight')}/{spec.norm}"
+            expected = written_out(spec.norm, named[spec.name].detach() - before[spec.name])
+            assert result[key] == pytest.approx(expected, rel=1e-6), key
+
+
+def test_updates_without_a_copy_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="before_step"):
+        tracker(a=torch.ones(2, 2)).updates()
+
+
+def test_neither_weights_nor_gradients_nor_random_state_change() -> None:
+    named = scattered()
+    for p in named.values():
+        p.grad = torch.ones_like(p)
+    kept = {name: (p.detach().clone(), p._version) for name, p in named.items()}
+    state = torch.random.get_rng_state()
+    watch = NormTracker(named, specs(tiny.llama(gains=True, biases=True)))
+    watch.before_step()
+    watch.weights()
+    watch.updates()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    for name, p in named.items():
+        assert torch.equal(p, kept[name][0])
+        assert p._version == kept[name][1]
+        assert bool((p.grad == 1).all())
