@@ -7,7 +7,7 @@ import typer
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[GROUP=CHOICE | KEY=VALUE]...", help="What differs from the defaults.", show_default=False),
+    typer.Argument(metavar="KEY=VALUE", help="What differs from the defaults: choices (model=pocket) and keys."),
 ]
 Config = Annotated[
     Path | None,

@@ -96,18 +96,20 @@ def _coerce_value(key: str, kind: Any, value: Any, opened: bool) -> Any:
 
 
 def _length(value: Any) -> Any:
-    """Steps as an int, tokens as "<n>tok", a fraction of the run as a float in [0, 1], or None."""
-    if value is None or token_count(value) is not None:
-        return value
+    """None, steps as an int, tokens as "<n>tok", or a fraction of the run as a float: 1 is a step, 1.0 the whole run."""
+    expected = ValueError('expected steps (100), tokens ("2^20tok") or a fraction of the run (0.1)')
     try:
-        if not (isinstance(value, float) and value <= 1.0) and not (isinstance(value, str) and value.strip() == "1.0"):
-            return parse_int(value)
-    except ValueError:
-        pass
-    number = parse_float(value)
-    if not 0 <= number <= 1:
-        raise ValueError('expected steps (100), tokens ("2^20tok") or a fraction of the run (0.1)')
-    return number
+        if value is None or token_count(value) is not None:
+            return value
+        number = parse_float(value)
+    except ValueError as error:
+        raise expected from error
+    if 0 <= number <= 1 and (isinstance(value, float) or "." in str(value)):
+        return number
+    try:
+        return parse_int(value)
+    except ValueError as error:
+        raise expected from error
 
 
 def _convert(kind: Any, value: Any) -> Any:

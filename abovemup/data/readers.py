@@ -76,7 +76,7 @@ class DamagedError(Exception):
 
 
 def _unpacked(path: Path) -> Iterator[bytes]:
-    """The bytes of a plain, gzip or zstd file, all its frames; a frame that is cut off raises DamagedError at its end."""
+    """The bytes of a plain, gzip or zstd file, all its frames. Raises DamagedError at the end of a cut-off frame."""
     name = path.name.lower()
     gz, zst = name.endswith(".gz"), name.endswith((".zst", ".zstd"))
     with path.open("rb") as file:

@@ -171,7 +171,7 @@ class Terminal:
     def _break(self) -> None:
         self.broken = True
         with suppress(OSError, ValueError):
-            # Python flushes stdout once more when it ends, and would turn the exit code into 120.
+            # So that whatever else prints, and the last flush of Python, does not fail either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
         with suppress(OSError, ValueError):
             print("abovemup: the output is closed; the run goes on without it.", file=sys.stderr, flush=True)

@@ -14,6 +14,8 @@ import select
 import signal
 import statistics
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ import yaml
 from abovemup.tracking.records import Record, loads
 
 POLL = 1.0  # seconds between two looks at the file
-LAST = 60  # seconds to finish in once the run is over and nobody waits any more
+LAST = 60  # seconds to finish in once the run is gone, and nobody is left to end a helper that hangs
 ROLE = {
     "one_to_rms": "embedding",
     "rms_to_rms": "hidden",
@@ -79,8 +81,19 @@ def run_over(spec: dict[str, Any]) -> Iterator[bool]:
             summary = {"status": "killed"}
         if summary is not None:
             spec["summary"] = summary
-            signal.alarm(LAST)
     yield True
+
+
+def outlive(parent: int, by: float) -> None:
+    """Start a thread that ends this process `by` seconds after its parent, whatever else it is stuck in."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(POLL)
+        time.sleep(by)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def upload(spec: dict[str, Any], say: Any) -> None:
@@ -129,6 +142,7 @@ def main() -> None:
     os.dup2(quiet, 1)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)  # the run decides when this ends
+    outlive(spec["parent"], LAST)
 
     def say(**what: str) -> None:
         with contextlib.suppress(OSError):  # nobody listens any more

@@ -95,6 +95,8 @@ def train(
         last_row: int | None = None
         if source is not None:
             state = checkpoint.load(source)
+            if state.step > exp.train.steps:
+                raise RequestError(f"{source} is at step {state.step}, beyond train.steps={exp.train.steps}.")
             if branch is None:
                 last_row = state.last_row
             else:

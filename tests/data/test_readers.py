@@ -15,19 +15,8 @@ from hypothesis import strategies as st
 from abovemup.config.errors import RequestError
 from abovemup.data.readers import BadRecords, encode_text, read_documents
 
-AWKWARD = [
-    "a\u2028b",
-    "a\u2029b",
-    "a\x85b",
-    "a\x0bb",
-    "a\x0cb",
-    "a\x1cb\x1db\x1eb",
-    "a\r\nb",
-    "nul\x00",
-    "e\u0301",
-    "שלום",
-    "🦙",
-]
+UNESCAPED = ["a\u2028b", "a\u2029b", "a\x85b", "e\u0301", "שלום", "🦙"]  # may stand in JSON as they are
+AWKWARD = [*UNESCAPED, "a\x0bb", "a\x0cb", "a\x1cb\x1db\x1eb", "a\r\nb", "nul\x00"]
 
 
 def read(path: Path, column: str = "text", skip: bool = False) -> list[str]:
@@ -41,10 +30,8 @@ def raw_lines(texts: list[str], end: str = "\n") -> bytes:
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_unicode_line_separators_do_not_split_a_record(tmp_path: Path, end: str) -> None:
     path = tmp_path / "a.jsonl"
-    texts = [text for text in AWKWARD if "\x0b" not in text and "\x0c" not in text and "\x1c" not in text]
-    texts = [text for text in texts if "\x00" not in text and "\r" not in text]  # JSON wants those escaped
-    path.write_bytes(raw_lines(texts, end))
-    assert read(path) == texts
+    path.write_bytes(raw_lines(UNESCAPED, end))
+    assert read(path) == UNESCAPED
 
 
 def test_escaped_control_characters_survive(tmp_path: Path) -> None:
@@ -133,7 +120,8 @@ def test_a_damaged_packed_file_is_named(tmp_path: Path, kind: str, damage: str) 
             "not packed": raw_lines(TEXTS),
         }[damage]
     )
-    with pytest.raises(RequestError, match=rf"a\.jsonl\.{kind}:\d+: the (gzip|zstd) file is damaged"):
+    reason = "" if damage == "garbage" else "the (gzip|zstd) file is damaged"  # garbage may unpack to a bad line
+    with pytest.raises(RequestError, match=rf"a\.jsonl\.{kind}:\d+: {reason}"):
         read(path)
     kept = read(path, skip=True)
     assert kept == TEXTS[: len(kept)]

@@ -18,9 +18,7 @@ from abovemup.data.tokenizer import END_OF_TEXT, ByteTokenizer, FastTokenizer, c
 CODE = [Path(np.__file__).read_text(), Path(json.__file__).read_text(), Path(os.__file__).read_text()]
 TRAINED = train_bpe(CODE, 600)
 BPE = load_fast(TRAINED, cuttable=True)
-UTF8 = (
-    st.text().filter(lambda text: text.isprintable() or True).map(lambda text: text.encode("utf-8", "replace").decode())
-)
+UTF8 = st.text(alphabet=st.characters(codec="utf-8"))
 SPACED = st.text(alphabet=st.sampled_from("ab1 '\n\r\t\x0b\x1c\x85\u2028\u3000.é字🦙"), max_size=60)
 
 
@@ -72,7 +70,7 @@ def test_sizes() -> None:
     assert (smallest.size, smallest.eot) == (257, 256)
     few = load_fast(train_bpe(["ab ab"], 1000), cuttable=True)
     assert few.size < 262  # 256 bytes, a handful of merges, end of text
-    with pytest.raises(RequestError, match="256.*257"):
+    with pytest.raises(RequestError, match=r"256.*257"):
         train_bpe(CODE, 256)
 
 
@@ -99,8 +97,8 @@ def test_cutting_a_long_text_changes_no_id(text: str, chunk: int) -> None:
 
 
 def test_a_long_text_is_cut() -> None:
-    text = "some words\n" * 100_000
-    assert len(list(cut_text(text))) > 3
+    text = "some words\n" * 30_000
+    assert len(list(cut_text(text))) == 2
     assert BPE.encode_documents([text.encode()])[0].tolist() == BPE.encode(text)
 
 
@@ -133,7 +131,7 @@ def test_hf_reads_a_file_or_folder_without_truncation_or_padding(tmp_path: Path)
 
 def test_hf_end_of_text_is_found_or_asked_for(tmp_path: Path) -> None:
     folder = save(tmp_path / "hf", "<STOP>")
-    with pytest.raises(RequestError, match="no end-of-text token.*eos_token"):
+    with pytest.raises(RequestError, match=r"(?s)no end-of-text token.*eos_token"):
         load(folder)
     for named in ("<STOP>", {"content": "<STOP>", "lstrip": False}):
         assert load(save(folder, "<STOP>", {"eos_token": named})).eot == 599

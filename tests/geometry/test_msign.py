@@ -18,12 +18,12 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_exact_is_the_polar_factor(shape: tuple[int, int]) -> None:
     G = gaussian(*shape, dtype=torch.float64)
-    O = msign(G, "exact", dtype=torch.float64)
+    S = msign(G, "exact", dtype=torch.float64)
     identity = torch.eye(min(shape), dtype=torch.float64)
-    small = O @ O.mT if shape[0] <= shape[1] else O.mT @ O
+    small = S @ S.mT if shape[0] <= shape[1] else S.mT @ S
     torch.testing.assert_close(small, identity, rtol=0, atol=1e-13)
-    # O^T G is the symmetric positive half of G = O P, which makes O the nearest orthogonal matrix.
-    P = O.mT @ G if shape[0] >= shape[1] else G @ O.mT
+    # S^T G is the symmetric positive half of G = S P, which makes S the nearest orthogonal matrix.
+    P = S.mT @ G if shape[0] >= shape[1] else G @ S.mT
     torch.testing.assert_close(P, P.mT, rtol=0, atol=1e-13)
     assert torch.linalg.eigvalsh(P).min() > 0
 
@@ -77,9 +77,9 @@ def test_zero_gives_exactly_zero_also_between_others(method: str, dtype: torch.d
     G = gaussian(3, 4, 6, dtype=dtype)
     alone = msign(G[[0, 2]], method, dtype=dtype)
     G[1] = 0
-    O = msign(G, method, dtype=dtype)
-    assert torch.equal(O[1], torch.zeros_like(O[1]))
-    torch.testing.assert_close(O[[0, 2]], alone, rtol=0, atol=1e-6)
+    S = msign(G, method, dtype=dtype)
+    assert torch.equal(S[1], torch.zeros_like(S[1]))
+    torch.testing.assert_close(S[[0, 2]], alone, rtol=0, atol=1e-6)
     assert msign(torch.zeros(3, 2), dtype=torch.bfloat16).abs().max() == 0
 
 

@@ -24,7 +24,7 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> 
 
 
 def draw(name: str, rows: int, cols: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A gradient in the ball's shape; every third is of rank one, every fourth has a zero row, a quarter are integers."""
+    """A gradient in the shape of the ball: some of rank one, some with a zero row, some of integers."""
     if NORMS[name].ndim == 1:
         G = gaussian(rows * cols, seed=seed, dtype=dtype)
     elif seed % 3 == 0:

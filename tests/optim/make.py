@@ -10,12 +10,12 @@ from torch.nn import Parameter
 
 from abovemup.config.schema import Msign, Optimizer, Parameterization, PerRole, RoleRule, Roles
 
-ROLE_NORM = dict(embedding="one_to_rms", hidden="rms_to_rms", head="rms_to_inf", gain="max_abs", bias="rms")
+ROLE_NORM = {"embedding": "one_to_rms", "hidden": "rms_to_rms", "head": "rms_to_inf", "gain": "max_abs", "bias": "rms"}
 TABLES = {
     "scion": dict(ROLE_NORM, gain="rms"),
     "above_mup": ROLE_NORM,
-    "muon": dict(embedding="adam", hidden="keller_jordan", head="adam", gain="adam", bias="adam"),
-    "signsgd": dict(embedding="max_abs", hidden="sign", head="sign", gain="max_abs", bias="max_abs"),
+    "muon": {"embedding": "adam", "hidden": "keller_jordan", "head": "adam", "gain": "adam", "bias": "adam"},
+    "signsgd": {"embedding": "max_abs", "hidden": "sign", "head": "sign", "gain": "max_abs", "bias": "max_abs"},
     "adam": dict.fromkeys(ROLE_NORM, "adam"),
 }
 
@@ -50,21 +50,21 @@ SPECS = [Spec(name, shape, role, ROLE_NORM[role]) for name, (role, shape) in SHA
 def experiment(table: str = "scion", width: int = 8, parameterization: Any = "above_mup", **options: Any) -> Any:
     """What this room reads of an Experiment; the base width is 8. `roles` replaces rows of the table."""
     roles = {role: RoleRule(norm=norm) for role, norm in TABLES[table].items()} | options.pop("roles", {})
-    settings: dict[str, Any] = dict(
-        name=table,
-        lr=2**-4,
-        momentum=0.9,
-        nesterov=False,
-        weight_decay=0.0,
-        eps=1e-8 if table in ("adam", "muon") else 1e-20,
-        clip=None,
-        beta2=0.95,
-        target=None,
-        args={},
-        msign=Msign(method="newton_schulz", steps=5, dtype="float32"),
-        lr_scale=PerRole(),
-        roles=Roles(**roles),
-    )
+    settings: dict[str, Any] = {
+        "name": table,
+        "lr": 2**-4,
+        "momentum": 0.9,
+        "nesterov": False,
+        "weight_decay": 0.0,
+        "eps": 1e-8 if table in ("adam", "muon") else 1e-20,
+        "clip": None,
+        "beta2": 0.95,
+        "target": None,
+        "args": {},
+        "msign": Msign(method="newton_schulz", steps=5, dtype="float32"),
+        "lr_scale": PerRole(),
+        "roles": Roles(**roles),
+    }
     return SimpleNamespace(
         model=SimpleNamespace(width=width),
         parameterization=Parameterization(name=parameterization, base_width=8, base_depth=2, base_head_dim=4),

@@ -26,7 +26,7 @@ def test_torch_muon_bit_for_bit(norm: str, adjust: str, nesterov: bool) -> None:
     """Its work dtype is always bfloat16; ours is batched, scale-free, and the same to the last bit."""
     ours = [Parameter(gaussian(*shape, seed=i)) for i, shape in enumerate(SHAPES)]
     theirs = [Parameter(p.detach().clone()) for p in ours]
-    options: dict[str, Any] = dict(lr=0.02, momentum=0.95, nesterov=nesterov, weight_decay=0.1)
+    options: dict[str, Any] = {"lr": 0.02, "momentum": 0.95, "nesterov": nesterov, "weight_decay": 0.1}
     mine = SteepestDescent(ours, norm=norm, msign_dtype="bfloat16", **options)
     muon = torch.optim.Muon(theirs, adjust_lr_fn=adjust, **options)
     for step in range(5):
@@ -107,7 +107,7 @@ def test_adam_is_torch_bit_for_bit(weight_decay: float) -> None:
     ours, theirs = parameters(), parameters()
     e = experiment("adam", lr=2**-8, weight_decay=weight_decay)
     mine = build_optimizer(ours, routing_table(SPECS, e), e)
-    options: dict[str, Any] = dict(lr=2**-8, betas=(0.9, 0.95), eps=1e-8)
+    options: dict[str, Any] = {"lr": 2**-8, "betas": (0.9, 0.95), "eps": 1e-8}
     torchs = (
         torch.optim.AdamW(theirs.values(), weight_decay=weight_decay, **options)
         if weight_decay

@@ -1,5 +1,6 @@
 """SteepestDescent: the step of every norm, decay, momentum, missing and zero gradients, batching."""
 
+from copy import deepcopy
 from math import sqrt
 from typing import Any
 
@@ -12,7 +13,7 @@ from abovemup.geometry.msign import msign
 from abovemup.geometry.norms import NORMS
 from abovemup.optim.steepest import STACK, SteepestDescent, stacks
 
-EXACT: dict[str, Any] = dict(msign_method="exact", msign_dtype="float64")
+EXACT: dict[str, Any] = {"msign_method": "exact", "msign_dtype": "float64"}
 SHAPES = [(256, 64), (64, 256), (64, 64), (1, 64), (64, 1)]
 
 
@@ -88,7 +89,13 @@ def test_scale_of_the_loss_changes_nothing(norm: str, factor: float) -> None:
     """THEORY test 15; bit for bit where the factor is a power of two."""
     G = gaussian(6, 10, dtype=torch.float32) if NORMS[norm].ndim == 2 else gaussian(10, dtype=torch.float32)
     for method in ("newton_schulz", "polar_express"):
-        options: dict[str, Any] = dict(norm=norm, msign_method=method, msign_dtype="float32", momentum=0.5, eps=0.0)
+        options: dict[str, Any] = {
+            "norm": norm,
+            "msign_method": method,
+            "msign_dtype": "float32",
+            "momentum": 0.5,
+            "eps": 0.0,
+        }
         scaled, plain = one_step(G * factor, **options), one_step(G, **options)
         if factor in (1e3, 1e-6):
             torch.testing.assert_close(scaled, plain, rtol=0, atol=1e-5)
@@ -133,7 +140,7 @@ def test_constrained_form(norm: str) -> None:
     ball = NORMS[norm]
     shape = (6, 10) if ball.ndim == 2 else (10,)
     G, W = gaussian(*shape, seed=1), 100 * gaussian(*shape, seed=2)
-    options: dict[str, Any] = dict(norm=norm, scale=radius, weight_decay=1.0)
+    options: dict[str, Any] = {"norm": norm, "scale": radius, "weight_decay": 1.0}
     dW = one_step(G, W, lr=1.0, **options)
     torch.testing.assert_close(W + dW, -radius * ball.dual(G), rtol=0, atol=1e-12)
 
@@ -184,7 +191,7 @@ def test_missing_and_zero_gradients(norm: str) -> None:
     """Case 4."""
     first, second = Parameter(gaussian(5, 5)), Parameter(gaussian(5, 5, seed=1))
     before = second.detach().clone()
-    options: dict[str, Any] = dict(norm=norm, momentum=0.5, weight_decay=0.1)
+    options: dict[str, Any] = {"norm": norm, "momentum": 0.5, "weight_decay": 0.1}
     optimizer = SteepestDescent([first, second], lr=0.1, **options)
     for step in range(3):
         first.grad = gaussian(5, 5, seed=step)
@@ -350,7 +357,7 @@ def test_closure_and_scheduler_and_state_dict() -> None:
     scheduler.step()
     assert [group["lr"] for group in optimizer.param_groups] == [0.125, 0.25]
 
-    saved = optimizer.state_dict()
+    saved = deepcopy(optimizer.state_dict())
     others, copy = make()
     copy.load_state_dict(saved)
     for p, q in zip(params, others, strict=True):
@@ -365,15 +372,15 @@ def test_closure_and_scheduler_and_state_dict() -> None:
 def test_refusals() -> None:
     matrix, vector = Parameter(torch.ones(2, 2)), Parameter(torch.ones(2))
     wrong: list[tuple[Parameter, dict[str, Any], str]] = [
-        (matrix, dict(norm="rms_to_rns"), "rms_to_rns"),
-        (vector, dict(norm="rms_to_rms"), "matrices"),
-        (matrix, dict(momentum=1.0), "momentum"),
-        (matrix, dict(momentum=-0.1), "momentum"),
-        (matrix, dict(lr=-1.0), "lr"),
-        (matrix, dict(lr=float("nan")), "lr"),
-        (matrix, dict(weight_decay=-1.0), "weight_decay"),
-        (matrix, dict(msign_method="svd"), "svd"),
-        (matrix, dict(msign_method="exact", msign_dtype="bfloat16"), "bfloat16"),
+        (matrix, {"norm": "rms_to_rns"}, "rms_to_rns"),
+        (vector, {"norm": "rms_to_rms"}, "matrices"),
+        (matrix, {"momentum": 1.0}, "momentum"),
+        (matrix, {"momentum": -0.1}, "momentum"),
+        (matrix, {"lr": -1.0}, "lr"),
+        (matrix, {"lr": float("nan")}, "lr"),
+        (matrix, {"weight_decay": -1.0}, "weight_decay"),
+        (matrix, {"msign_method": "svd"}, "svd"),
+        (matrix, {"msign_method": "exact", "msign_dtype": "bfloat16"}, "bfloat16"),
     ]
     for p, options, word in wrong:
         with pytest.raises(ValueError, match=word):

@@ -214,12 +214,27 @@ def test_a_wandb_that_never_works_is_said_and_nothing_else(tmp_path: Path, fake:
 
 def test_rows_arrive_when_the_run_is_killed(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     seen, run_dir = fake(), new_run(tmp_path)
-    code = "import test_wandb as t, pathlib, os; t.leg(pathlib.Path(RUN), range(5), []); os.kill(os.getpid(), 9)"
-    subprocess.run([sys.executable, "-c", code.replace("RUN", repr(str(run_dir)))], env=in_tests())
-    seen.wait_for("teardown")
+    # A forked child of the run (a data worker, say) outlives it and holds the pipe to the helper open.
+    release = tmp_path / "release"
+    code = (
+        "import os, pathlib, time, test_wandb as t\n"
+        f"sink = t.leg(pathlib.Path({str(run_dir)!r}), range(5), [])\n"
+        f"if os.fork() == 0:\n    while not os.path.exists({str(release)!r}): time.sleep(0.01)\n"
+        "else: os.kill(os.getpid(), 9)\nos._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code], env=in_tests())
+    try:
+        seen.wait_for("teardown")
+    finally:
+        release.touch()
     assert seen.told("step") == list(range(5))
     assert seen.told("summary") == [{"status": "killed"}]
     assert seen.told("exit_code") == [1]
+
+
+def test_no_helper_stays_behind_a_dead_run() -> None:
+    code = "import time; from abovemup.tracking.wandb_helper import outlive; outlive(0, by=0); time.sleep(100_000)"
+    assert subprocess.run([sys.executable, "-c", code], env=in_tests()).returncode == 1
 
 
 def test_ctrl_c_and_sigterm_do_not_reach_the_helper(tmp_path: Path, fake: Callable[..., Fake]) -> None:
@@ -343,8 +358,8 @@ def test_per_role() -> None:
         "norm/layers.0.attention.wq/rms_to_rms": 4.0,
         "norm/layers.0.attention.wk/rms_to_rms": 2.0,
         "norm/layers.1.attention.wq/rms_to_rms": 3.5,
-        "update/layers.0.attention.wq/rms_to_rms": math.nan,
-        "update/layers.1.attention.wq/rms_to_rms": 1.0,
+        "update/layers.0.attention.wq/rms_to_rms": 1.0,
+        "update/layers.1.attention.wq/rms_to_rms": math.nan,
         "norm/layers.0.attention_norm/max_abs": 1.0,
         "norm/layers.0.attention.wq.bias/rms": 0.5,
     }

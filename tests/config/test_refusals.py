@@ -1,0 +1,191 @@
+"""What is refused, in what words, and that nothing is left on disk. Case 63 and issue "First run", Configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from abovemup.config.compose import compose
+from abovemup.config.errors import RequestError
+
+NAMES = [
+    # overrides, what the message must hold
+    ("optimizer.lrr=1", "optimizer.lrr", "optimizer.lr?"),
+    ("optimizer=scoin", "optimizer=scoin", "scion"),
+    ("optmizer=adam", "optmizer", "optimizer"),
+    ("model.widht=3", "model.widht", "model.width"),
+    ("lr=0.1", "unknown key lr", "optimizer.lr"),
+    ("seed=3", "unknown key seed", "train.seed"),
+    ("foo", "foo", "KEY=VALUE"),
+    ("paper_main", "KEY=VALUE", "experiment=paper_main"),
+    ("scoin", "KEY=VALUE", "optimizer=scion"),
+    ("lr", "KEY=VALUE", "optimizer.lr=..."),
+    ("optimizer", "KEY=VALUE", "scion_constrained"),
+    ("train", "KEY=VALUE", "train.KEY"),
+    ("=3", "unknown key", ""),
+    ("+optim.rl=1e-3", "optim.rl", "optimizer.lr"),
+    ("++optim.rl=1e-3", "optim.rl", "optimizer.lr"),
+    ("optim.rl=1e-3", "optim.rl", "optimizer.lr"),
+    ("+zzz=1", "zzz", ""),
+    ("++zzz=1", "zzz", ""),
+    ("~optimizer", "~optimizer", "deleted"),
+    ("~optimizer.lr", "~optimizer.lr", "deleted"),
+    ("hydra.run.dir=x", "hydra.run.dir=x", "run.dir"),
+    ("+hydra.verbose=true", "hydra.verbose", ""),
+    ("hydra/launcher=basic", "hydra/launcher", ""),
+    ("optimizer@x=adam", "optimizer@x", "optimizer"),
+    ("optimizer.name=adam", "optimizer.name", "optimizer=..."),
+    ("optimizer.roles=3", "section", "hidden"),
+    ("optimizer.roles.hidden=3", "section", "norm"),
+    ("model={width: 3}", "no such choice", "tiny"),
+    ("optimizer=adam,muon", "no such choice", "adam"),
+    ("model=_shared", "no such choice", "tiny"),
+    ("choices=3", "unknown key choices", ""),
+    ("experiment=nope", "experiment=nope", "demo"),
+]
+TWICE = [
+    ("optimizer=adam optimizer=adam", "optimizer is given twice"),
+    ("optimizer=adam +optimizer=muon", "optimizer is given twice"),
+    ("optimizer.lr=1 optimizer.lr=2", "optimizer.lr is given twice"),
+    ("optimizer.lr=1 ++optimizer.lr=2", "optimizer.lr is given twice"),
+]
+VALUES = [
+    ("optimizer.lr=nan", "optimizer.lr=nan", "finite"),
+    ("optimizer.lr=inf", "optimizer.lr=inf", "finite"),
+    ("optimizer.lr=-inf", "optimizer.lr=-inf", "finite"),
+    ("optimizer.lr=1e999", "optimizer.lr", "finite"),
+    ("optimizer.args.x=nan", "optimizer.args", "finite"),
+    ("optimizer.lr=abc", "optimizer.lr=abc", "number"),
+    ("optimizer.lr=", "optimizer.lr=", "number"),
+    ("optimizer.lr=null", "optimizer.lr=null", "number"),
+    ("optimizer.lr=1,2", "optimizer.lr=1,2", "one value"),
+    ("optimizer.lr=range(1,3)", "optimizer.lr", "one value"),
+    ("optimizer.lr=-1", "optimizer.lr=-1", "above 0"),
+    ("optimizer.lr=0", "optimizer.lr=0", "above 0"),
+    ("optimizer.momentum=1", "optimizer.momentum=1", "0.99"),
+    ("optimizer.momentum=-0.1", "optimizer.momentum=-0.1", "use 0"),
+    ("optimizer.weight_decay=-1", "optimizer.weight_decay=-1", "use 0"),
+    ("optimizer.clip=0", "optimizer.clip=0", "above 0"),
+    ("optimizer.lr_scale.head=0", "optimizer.lr_scale.head=0", "above 0"),
+    ("optimizer.roles.hidden.scale=-2", "optimizer.roles.hidden.scale=-2", "above 0"),
+    ("optimizer.target=nonsense", "optimizer.target=nonsense", "my.module:Cls"),
+    ("train.seed=-1", "train.seed=-1", "use 0"),
+    ("train.seed=1.5", "train.seed=1.5", "integer"),
+    ("train.steps=0", "train.steps=0", "use 1"),
+    ("train.batch_size=-4", "train.batch_size=-4", "use 1"),
+    ("model.depth=0", "model.depth=0", "use 1"),
+    ("train.dtype=float16", "train.dtype=float16", "bfloat16"),
+    ("train.compile=maybe", "train.compile=maybe", "true or false"),
+    ("train.compile=1", "train.compile=1", "true or false"),
+    ("model.norm_placement=everywere", "everywere", "everywhere?"),
+    ("eval.every=pow3", "eval.every=pow3", "pow2"),
+    ("eval.every=-1", "eval.every=-1", "steps"),
+    ("checkpoint.keep=0", "checkpoint.keep=0", "use 1"),
+    ("tracking.tags=a", "tracking.tags=a", "[a,b]"),
+    ("run.name=a/b", "run.name", "run.dir"),
+    ("run.name=..", "run.name", "folder"),
+    ("data.states=1", "data.states=1", "use 2"),
+    ("schedule.final=1.5", "schedule.final=1.5", "use 1"),
+    ("schedule.warmup=-3", "schedule.warmup=-3", "use 0"),
+    ("schedule.warmup=half", "schedule.warmup=half", "fraction"),
+]
+TOGETHER = [  # both numbers and the nearest valid one
+    ("model.heads=3", "model.heads=3", "model.width=64", "2 or 4"),
+    ("model.heads=64", "model.heads=64", "model.width=64", "model.heads=32"),
+    ("model.head_dim=15", "model.head_dim=15", "model.width=64", "8 or 16"),
+    ("model.width=72", "model.head_dim=16", "model.width=72", "64 or 80"),
+    ("model.width=64 model.heads=4 model.head_dim=15", "model.head_dim=15", "heads=4", "14 or 16"),
+    ("model.kv_heads=3", "model.kv_heads=3", "model.heads=4", "2 or 4"),
+    ("model.kv_heads=8", "model.kv_heads=8", "model.heads=4", "use 4"),
+    ("train.steps=10 train.tokens=2^20", "train.steps=10", "train.tokens=2^20", "keep one"),
+    ("train.steps=512 train.tokens=2^20", "train.steps=512", "train.tokens=2^20", "keep one"),
+    ("train.tokens=1e6", "train.tokens=1000000", "16 x 128 = 2048", "999424 or 1001472"),
+    ("train.tokens=5", "train.tokens=5", "2048", "use 2048"),
+    ("train.steps=null", "train.steps", "train.tokens", "set one"),
+    ("train.micro_batch=5", "train.micro_batch=5", "train.batch_size=16", "4 or 8"),
+    ("train.micro_batch=32", "train.micro_batch=32", "train.batch_size=16", "use 16"),
+    ("model.vocab_size=100", "model.vocab_size=100", "1024", "use 1024"),
+    ("data=synthetic model.vocab_size=100", "model.vocab_size=100", "data.states", "257"),
+    ("data=synthetic data.branching=500", "data.branching=500", "data.states=256", "use 256"),
+    ("tokenizer=byte tokenizer.vocab_size=300", "tokenizer.vocab_size=300", "257", "model.vocab_size"),
+    ("tokenizer.vocab_size=100", "tokenizer.vocab_size=100", "257", ""),
+    ("tokenizer=hf", "tokenizer=hf", "tokenizer.path", ""),
+    ("tokenizer.path=/x", "tokenizer.path=/x", "tokenizer=bpe", "tokenizer=hf"),
+    ("data=text", "data=text", "data.path", ""),
+    ("data.path=/x", "data.path=/x", "data=stdlib", "data=text"),
+    ("model.tie_embeddings=true parameterization=standard", "tie_embeddings", "standard", "above_mup"),
+    ("schedule=cosine schedule.warmup=2000", "2000", "1000", "at most 1000"),
+    ("schedule.warmup=2^30tok", "524288", "1000", "at most 1000"),
+    ("schedule=wsd schedule.warmup=0.5 schedule.decay=0.6", "500 + 600", "1000", "schedule.decay=500"),
+    ("schedule.decay=3", "schedule.decay=3", "schedule=constant", "schedule=wsd"),
+    ("schedule=cosine schedule.decay=3", "schedule.decay=3", "950", "null"),
+    ("eval.tokens=5", "eval.tokens=5", "train.seq_len=128", "use 128"),
+]
+
+
+@pytest.mark.parametrize(("typed", "words"), [(row[0], row[1:]) for row in (*NAMES, *TWICE, *VALUES, *TOGETHER)])
+def test_refused_in_one_or_two_lines_with_nothing_on_disk(typed: str, words: tuple[str, ...], elsewhere: Path) -> None:
+    overrides = [typed] if "{" in typed else typed.split(" ")
+    with pytest.raises(RequestError) as refusal:
+        compose(overrides)
+    message = str(refusal.value)
+    assert all(word in message for word in words), message
+    assert message.count("\n") <= 1
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("prefix", ["+", "++"])
+def test_a_plus_before_a_known_key_is_no_plus(prefix: str) -> None:
+    assert compose([f"{prefix}optimizer.lr=2^-3", f"{prefix}model=pocket"]) == compose(
+        ["optimizer.lr=2^-3", "model=pocket"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("optim: {rl: 1e-3}", "optim.rl"),
+        ("optimizer: {lrr: 1e-3}", "optimizer.lrr"),
+        ("optimizer: adam", "choices: {optimizer: adam}"),
+        ("choices: {optimizer: scoin}", "scion"),
+        ("choices: {optimiser: scion}", "optimizer"),
+        ("train: {steps: 10, tokens: 2^20}", "keep one"),
+        ("optimizer: {lr: .nan}", "finite"),
+        ("- a", "keys and values"),
+        ("a: [", "not YAML"),
+        ("model: {name: 3, width: {x: 1}}", "model.width.x"),
+    ],
+)
+def test_a_file_is_checked_like_the_command_line(text: str, word: str, elsewhere: Path) -> None:
+    file = elsewhere / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(RequestError, match=r".") as refusal:
+        compose([], config_file=file)
+    assert word in str(refusal.value)
+
+
+def test_a_missing_file(elsewhere: Path) -> None:
+    with pytest.raises(RequestError, match="nope"):
+        compose([], config_file=elsewhere / "nope.yaml")
+
+
+def test_a_folder_of_ones_own_that_is_misspelled(elsewhere: Path) -> None:
+    (elsewhere / "optimizr").mkdir()
+    (elsewhere / "optimizr" / "mine.yaml").write_text("defaults: [scion, _self_]\n")
+    with pytest.raises(RequestError, match="optimizer"):
+        compose([], config_dir=elsewhere)
+    with pytest.raises(RequestError, match="no such folder"):
+        compose([], config_dir=elsewhere / "nope")
+
+
+def test_a_folder_of_ones_own_hides_nothing(elsewhere: Path) -> None:
+    (elsewhere / "optimizer").mkdir()
+    (elsewhere / "optimizer" / "scion.yaml").write_text("lr: 1\n")
+    with pytest.raises(RequestError, match="exists already"):
+        compose([], config_dir=elsewhere)
+
+
+def test_an_unknown_key_in_a_choice_of_ones_own(elsewhere: Path) -> None:
+    (elsewhere / "experiment").mkdir()
+    (elsewhere / "experiment" / "mine.yaml").write_text("# @package _global_\noptim: {rl: 1e-3}\n")
+    with pytest.raises(RequestError, match=r"optim\.rl"):
+        compose(["experiment=mine"], config_dir=elsewhere)

@@ -1,0 +1,115 @@
+"""The standard library and torch as text, and a hash that no edit escapes."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from abovemup.data import sources
+from abovemup.data.readers import BadRecords
+from abovemup.data.sources import content_hash, find_source, hash64, listing
+
+from .opening import experiment, jsonl, notes, opened, sentences
+
+
+def test_stdlib_is_source_code_in_a_fixed_order() -> None:
+    source = find_source(experiment(name="stdlib").data)
+    names = [file.name for file in source.files]
+    assert names == sorted(names)
+    assert {"os.py", "json/decoder.py", "asyncio/events.py"} <= set(names)
+    left_out = {"site-packages", "test", "tests", "encodings", "pydoc_data", "idlelib", "lib2to3", "__pycache__"}
+    assert not [name for name in names if left_out & set(name.split("/"))]
+    assert all(name.endswith(".py") for name in names)
+    assert 5e6 < sum(file.path.stat().st_size for file in source.files) < 2e7
+
+
+def test_stdlib_documents_are_split_by_their_names() -> None:
+    source = find_source(experiment(name="stdlib").data)
+    keys = {document.key for document in source.documents(BadRecords(False))}
+    assert keys <= {hash64(file.name.encode()) for file in source.files}
+
+
+def test_python_adds_torch_without_importing_it(tmp_path: Path) -> None:
+    library = find_source(experiment(name="stdlib").data)
+    both = find_source(experiment(name="python").data)
+    added = [file for file in both.files if file.name.startswith("torch/")]
+    assert both.files == library.files + added
+    assert sum(file.path.stat().st_size for file in added) > 3e7
+
+
+def test_stdlib_as_a_corpus() -> None:
+    """The default: 2^16 validation tokens of many files, with a line that says so."""
+    arguments = {"tokenizer": "byte", "name": "stdlib", "seq_len": 128, "eval_tokens": 2**17, "vocab_size": 257}
+    corpus = opened(**arguments)
+    assert corpus.validation_tokens == 2**16
+    assert corpus.windows * 128 > 2**22
+    assert corpus.manifest["python"] == sys.version.split()[0]
+    (line,) = [line for line in notes(**arguments) if "validation is" in line]
+    assert "65,536 tokens (eval.tokens=131,072)" in line
+    assert "none more than 2.0 %" in line or "none more than 1." in line
+
+
+def remembering(path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    files = find_source(experiment(path).data).files
+    later = time.time() + 10
+    with monkeypatch.context() as patch:
+        patch.setattr(sources.time, "time", lambda: later)
+        return content_hash(files, listing(files), memory)
+
+
+def test_the_hash_sees_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, memory = tmp_path / "text", tmp_path / "memory"
+    folder.mkdir()
+    jsonl(folder / "a.jsonl", sentences(20))
+    seen = [remembering(folder, memory, monkeypatch)]
+    assert remembering(folder, memory, monkeypatch) == seen[0]
+    assert len(list(memory.iterdir())) == 1
+
+    before = (folder / "a.jsonl").stat()
+    time.sleep(0.02)  # a tick of the file system's clock
+    text = (folder / "a.jsonl").read_text()
+    (folder / "a.jsonl").write_text(text.replace("Document 3", "Document 4"))
+    os.utime(folder / "a.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))  # same size, same time of change
+    seen.append(remembering(folder, memory, monkeypatch))
+    jsonl(folder / "b.jsonl", sentences(1))
+    seen.append(remembering(folder, memory, monkeypatch))
+    (folder / "b.jsonl").rename(folder / "c.jsonl")
+    seen.append(remembering(folder, memory, monkeypatch))
+    assert len(set(seen)) == 4
+
+
+def test_a_file_just_written_is_hashed_again(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", sentences(20))
+    files = find_source(experiment(path).data).files
+    content_hash(files, listing(files), tmp_path / "memory")
+    assert not (tmp_path / "memory").exists()
+
+
+def test_a_copied_folder_has_the_same_hash(tmp_path: Path) -> None:
+    hashes = set()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        jsonl(tmp_path / name / "a.jsonl", sentences(20))
+        files = find_source(experiment(tmp_path / name).data).files
+        hashes.add(content_hash(files, listing(files), tmp_path / "memory"))
+    assert len(hashes) == 1
+
+
+def test_an_edited_file_gives_new_tokens(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", sentences(30))
+    one = opened(path)
+    jsonl(path, sentences(30, start=30))
+    two = opened(path)
+    assert one.manifest["source"]["content_hash"] != two.manifest["source"]["content_hash"]
+    assert "Document 4" in two.decode(two.batch(0, two.windows).ravel().tolist())
+    assert "Document 4" not in one.decode(one.batch(0, one.windows).ravel().tolist()).replace("Document 4 ", "")
+
+
+def test_hidden_files_are_left_out(tmp_path: Path) -> None:
+    jsonl(tmp_path / "a.jsonl", sentences(3))
+    jsonl(tmp_path / ".b.jsonl", sentences(3))
+    (tmp_path / ".git").mkdir()
+    jsonl(tmp_path / ".git" / "c.jsonl", sentences(3))
+    assert [file.name for file in find_source(experiment(tmp_path).data).files] == ["a.jsonl"]

@@ -1,0 +1,91 @@
+"""The routing table: roles, norms, multipliers, decay; per tensor; refusals."""
+
+from typing import Any
+
+import pytest
+
+from abovemup.config.errors import RequestError
+from abovemup.config.schema import Msign, PerRole, RoleRule
+from abovemup.optim.routing import Route, routing_table
+from tests.optim.make import ROLE_NORM, SPECS, TABLES, Spec, experiment
+
+
+def by_role(table: str = "scion", **options: Any) -> dict[str, Route]:
+    routes = routing_table(SPECS, experiment(table, **options))
+    assert [(route.name, route.shape) for route in routes] == [(spec.name, spec.shape) for spec in SPECS]
+    return {route.role: route for route in routes}
+
+
+def test_a_row() -> None:
+    spec = Spec("w.weight", (8, 8), "hidden", "rms_to_rms", init=0.5, forward=2.0)
+    e = experiment(weight_decay=0.1, roles={"hidden": RoleRule(norm="moonlight", scale=3.0, momentum=0.5)})
+    assert routing_table([spec], e) == [
+        Route(
+            name="w.weight",
+            shape=(8, 8),
+            role="hidden",
+            norm="rms_to_rms",
+            init=0.5,
+            forward=2.0,
+            rule="moonlight",
+            scale=3.0,
+            lr_mult=1.0,
+            weight_decay=0.1,
+            momentum=0.5,
+            optimizer="steepest_descent",
+        )
+    ]
+
+
+@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("parameterization", ["standard", "mup", "above_mup"])
+@pytest.mark.parametrize("ratio", [1, 4])
+def test_multipliers(table: str, parameterization: str, ratio: int) -> None:
+    """1/r for hidden and head under Adam and a muP; 1 everywhere else: never on a step of unit norm."""
+    for role, route in by_role(table, width=8 * ratio, parameterization=parameterization).items():
+        assert route.norm == ROLE_NORM[role]
+        assert route.rule == TABLES[table][role]
+        adam = route.rule == "adam"
+        assert route.optimizer == ("adam" if adam else "steepest_descent")
+        scaled = adam and parameterization != "standard" and role in ("hidden", "head")
+        assert route.lr_mult == (1 / ratio if scaled else 1)
+
+
+def test_lr_scale_and_adams_scale() -> None:
+    routes = by_role(
+        "muon",
+        width=32,
+        lr_scale=PerRole(hidden=3.0, head=0.5),
+        roles={"head": RoleRule(norm="adam", scale=8.0), "hidden": RoleRule(norm="keller_jordan", scale=8.0)},
+    )
+    assert (routes["hidden"].lr_mult, routes["hidden"].scale) == (3, 8)
+    assert (routes["head"].lr_mult, routes["head"].scale) == (0.5 * 8 / 4, 1)
+
+
+def test_weight_decay_takes_no_multiplier() -> None:
+    routes = by_role(
+        "adam",
+        width=32,
+        weight_decay=0.1,
+        lr_scale=PerRole(embedding=2.0, bias=0.0),
+        roles={"gain": RoleRule(norm="adam", weight_decay=0.0), "head": RoleRule(norm="adam", weight_decay=0.2)},
+    )
+    for role, decay in {"embedding": 0.1, "hidden": 0.1, "head": 0.2, "gain": 0.0, "bias": 0.0}.items():
+        assert routes[role].lr_mult * routes[role].weight_decay == pytest.approx(decay, rel=1e-15)
+    assert routes["hidden"].optimizer == "adamw"
+    assert routes["gain"].optimizer == "adam"
+
+
+def test_a_users_optimizer_is_named() -> None:
+    assert {route.optimizer for route in by_role(target="my.module:Cls").values()} == {"my.module:Cls"}
+
+
+def test_refusals() -> None:
+    with pytest.raises(RequestError, match="router"):
+        routing_table([Spec("w", (2, 2), "router", "rms_to_rms")], experiment())
+    with pytest.raises(RequestError, match=r"roles.hidden.norm=rms_to_rns .* rms_to_rms\?"):
+        by_role(roles={"hidden": RoleRule(norm="rms_to_rns")})
+    with pytest.raises(RequestError, match=r"roles.bias.norm=sign .* layers.0.wq.bias .* max_abs"):
+        by_role(roles={"bias": RoleRule(norm="sign")})
+    with pytest.raises(RequestError, match=r"msign.dtype"):
+        by_role(msign=Msign(method="exact", steps=1, dtype="bfloat16"))

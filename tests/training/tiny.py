@@ -1,0 +1,56 @@
+"""The smallest run that has everything: about 0.1 s, no files but its own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from abovemup.training.run import Outcome, train
+
+TINY = [
+    "model.width=32",
+    "model.head_dim=8",
+    "model.base.width=32",
+    "model.base.head_dim=8",
+    "model.vocab_size=257",
+    "data=synthetic",
+    "data.states=256",
+    "tracking=local",
+    "train.seq_len=32",
+    "train.batch_size=4",
+    "train.steps=6",
+    "eval.every=2",
+    "eval.tokens=512",
+    "norms.every=1",
+    "checkpoint.every=2",
+    "checkpoint.keep=10",
+]
+TIMED = ("tokens_per_second", "memory")  # the two that no two runs share
+
+
+def run(*overrides: str, **options: Any) -> Outcome:
+    """Train TINY with more overrides, of which a later one wins."""
+    settings: dict[str, str] = {}
+    for override in (*(() if "resume" in options or "branch" in options else TINY), *overrides):
+        key, _, value = override.partition("=")
+        if key == "train.tokens":
+            settings.pop("train.steps", None)
+        settings[key] = value
+    return train([f"{key}={value}" for key, value in settings.items()], **options)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what is timed."""
+    lines = (folder / "metrics.jsonl").read_text().split("\n")
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMED} for line in lines if line]
+
+
+def weights(folder: Path, step: int) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = torch.load(folder / f"checkpoints/step_{step:08d}/model.pt")
+    return state
+
+
+def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
