@@ -27,11 +27,10 @@ def _no_such_option(option: str, possibilities: list[str] | None, arguments: lis
     from abovemup.config.keys import keys, nearest
 
     name = option.lstrip("-").replace("-", "_")
-    meant = nearest(name, list(keys())) if arguments[:1] in (["train"], ["show"]) else []
-    exact = any(key.rpartition(".")[2] == name for key in meant)
     near = [other for other in possibilities or [] if SequenceMatcher(None, option, other).ratio() >= _NEAR]
-    if near and not exact:
+    if near:
         return f"no such option: {option}. Did you mean {near[0]}?"
+    meant = nearest(name, list(keys())) if arguments[:1] in (["train"], ["show"]) else []
     if meant:
         return f"no such option: {option}. Settings are keys: did you mean {' or '.join(f'{k}=...' for k in meant)}?"
     return f"no such option: {option}. See abovemup {' '.join(arguments[:1])} --help."

@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from abovemup import __version__
-from abovemup.cli import doctor, generate, runs, show, train
+from abovemup.cli import bench, doctor, generate, runs, show, train
 from abovemup.cli.errors import plain, usage
 from abovemup.config.errors import RequestError, RunFailed
 
@@ -26,6 +26,7 @@ app.command("show", cls=train.TrainCommand)(show.show)
 app.command("generate")(generate.generate)
 app.add_typer(runs.app, name="runs", help="What to do with run directories.")
 app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
 
 
 def _version(wanted: bool) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,18 @@ def _hydra(groups: dict[str, str], typed: Typed, config_dir: Path | None) -> tup
 
 
 def _hydra_compose(groups: dict[str, str], config_dir: Path | None) -> tuple[Tree, dict[str, str]]:
+    if config_dir is None:
+        return copy.deepcopy(_hydra_compose_ours(tuple(groups.items())))
+    return _hydra_compose_now(groups, config_dir)
+
+
+@cache
+def _hydra_compose_ours(groups: tuple[tuple[str, str], ...]) -> tuple[Tree, dict[str, str]]:
+    """Kept: our YAML files do not change, and one process may compose many cells of a grid."""
+    return _hydra_compose_now(dict(groups), None)
+
+
+def _hydra_compose_now(groups: dict[str, str], config_dir: Path | None) -> tuple[Tree, dict[str, str]]:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException

@@ -96,7 +96,7 @@ def _coerce_value(key: str, kind: Any, value: Any, opened: bool) -> Any:
 
 
 def _length(value: Any) -> Any:
-    """None, steps as an int, tokens as "<n>tok", or a fraction of the run as a float: 1 is a step, 1.0 the whole run."""
+    """None, steps as an int, tokens as "<n>tok", or a fraction of the run as a float: 1 is a step, 1.0 all."""
     expected = ValueError('expected steps (100), tokens ("2^20tok") or a fraction of the run (0.1)')
     try:
         if value is None or token_count(value) is not None:

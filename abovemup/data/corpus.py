@@ -1,6 +1,7 @@
 """What a run reads: batches that depend on (data.seed, sample) only, a fixed validation set, and the yardsticks."""
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ from abovemup.data.prepare import FORMAT, Note, prepared
 from abovemup.data.shards import TokenWindows
 from abovemup.data.sources import STDLIB_EVAL_TOKENS
 from abovemup.data.synthetic import ENDLESS, MarkovSource
+from abovemup.data.tokenizer import reopen
 from abovemup.data.validation import DOCUMENTS, SHARE, Choice, choose_windows
 
 TRAIN, VALIDATION = 0, 1  # streams of the synthetic source
@@ -23,6 +25,9 @@ Rows = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
 
 class Coder(Protocol):
+    """Text to ids and back, for `generate`; a Tokenizer, or the synthetic source."""
+
+    size: int
     eot: int
 
     def encode(self, text: str) -> list[int]: ...
@@ -50,8 +55,7 @@ class Corpus:
     ) -> None:
         self.data, self.seq_len, self.manifest = data, seq_len, manifest
         self.windows = windows
-        self.eot = coder.eot
-        self.encode, self.decode = coder.encode, coder.decode
+        self.coder = coder
         self.unigram_entropy: float = manifest["unigram_entropy"]
         self.bytes_per_token: float | None = manifest["bytes_per_token"]
         self.entropy_rate: float | None = manifest.get("entropy_rate")
@@ -95,6 +99,13 @@ class Corpus:
             f"over the data has {self.windows * self.seq_len:,} ({self.windows:,} windows):\n"
             "set fewer train.steps, give more data, or repeat it with data.allow_repeat=true"
         )
+
+
+def open_coder(experiment: Experiment, run: Path) -> Coder:
+    """The tokenizer of a run, without its data. Raises RequestError when it is gone."""
+    if experiment.data.name == "synthetic":
+        return MarkovSource(experiment.data.states, experiment.data.branching)
+    return reopen(experiment.tokenizer, run)
 
 
 def open_corpus(experiment: Experiment, note: Note = print) -> Corpus:

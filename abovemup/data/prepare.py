@@ -31,7 +31,7 @@ from abovemup.data.tokenizer import ByteTokenizer, Tokenizer, load_fast, read_hf
 
 FORMAT = 1
 SAMPLE = 4_000_000  # bytes of train documents that a BPE is trained on
-LONGEST = 2**20  # bytes of one document in that sample
+SAMPLED = 256  # or all, if there are fewer
 BATCH = 1_000_000  # bytes tokenised at once
 PROGRESS = 10.0  # seconds between lines
 
@@ -59,7 +59,11 @@ class Recipe:
             self.loaded = load_fast(self.text, False, self.config, self.place)
             size = self.loaded.size
         elif tokenizer.name == "bpe":
-            self.identity |= {"vocab_size": tokenizer.vocab_size, "sample": SAMPLE, "tokenizers": version("tokenizers")}
+            self.identity |= {
+                "vocab_size": tokenizer.vocab_size,
+                "sample": [SAMPLE, SAMPLED],
+                "tokenizers": version("tokenizers"),
+            }
             size = tokenizer.vocab_size
             if size < 257:
                 train_bpe([], size)  # refuses
@@ -174,7 +178,7 @@ def _write(aside: Path, source: Source, recipe: Recipe, skip: bool, note: Note) 
         note(f"data: few documents: long ones are cut at line ends into pieces of {split.piece:,} bytes")
 
     def items() -> Iterator[tuple[Document, bool]]:
-        return split.items(source.documents(BadRecords(skip)))
+        return split.assign(source.documents(BadRecords(skip)))
 
     with _parallel():
         started = time.monotonic()
@@ -204,38 +208,38 @@ def _write(aside: Path, source: Source, recipe: Recipe, skip: bool, note: Note) 
 
 
 def _sample(items: Iterator[tuple[Document, bool]], split: Split) -> Iterator[str]:
-    """About SAMPLE bytes of the train documents, spread over the source by a second hash."""
-    below = int(min(1.0, SAMPLE / split.bytes) * 2**64)
+    """About SAMPLE bytes of at least SAMPLED train documents, chosen by a second hash; of a long one, its start."""
+    below = int(min(1.0, max(SAMPLE / split.bytes, SAMPLED / split.items)) * 2**64)
+    longest = SAMPLE // 64
     for document, validation in items:
         if not validation and hash64(document.key.to_bytes(8, "little")) < below:
-            yield document.data[:LONGEST].decode("utf-8", "replace")
+            yield document.data[:longest].decode("utf-8", "replace")
 
 
 def _tokenise(
     aside: Path, items: Iterator[tuple[Document, bool]], tokenizer: Tokenizer, split: Split, note: Note
 ) -> dict[str, Any]:
-    dtype = shard_dtype(tokenizer.size)
-    writers = {v: ShardWriter(aside, "validation" if v else "train", dtype, tokenizer.eot) for v in (False, True)}
+    size, eot = tokenizer.size, tokenizer.eot
+    writers = {v: ShardWriter(aside, "validation" if v else "train", size, eot) for v in (False, True)}
     sizes = {False: 0, True: 0}
-    counts = np.zeros(tokenizer.size, np.int64)
+    end = np.array([eot], np.uint32)
     said = time.monotonic()
     for batch in _batches(items):
         ids = tokenizer.encode_documents([document.data for document, _ in batch])
         for validation in (False, True):
-            mine = [part for part, (_, v) in zip(ids, batch, strict=True) if v == validation]
+            mine = [part for own, (_, v) in zip(ids, batch, strict=True) if v == validation for part in (own, end)]
             if mine:
-                tokens = np.concatenate([np.append(part, tokenizer.eot) for part in mine])
-                writers[validation].write(tokens)
-                counts += 0 if validation else np.bincount(tokens, minlength=len(counts))
+                writers[validation].write(np.concatenate(mine))
         for document, validation in batch:
             sizes[validation] += len(document.data)
         if time.monotonic() - said > PROGRESS:
             said = time.monotonic()
             note(f"data: tokenised {sum(sizes.values()) / 1e6:,.0f} of {split.bytes / 1e6:,.0f} MB")
     shards = {validation: writer.close() for validation, writer in writers.items()}
+    counts = writers[False].counts
     frequency = counts[counts > 0] / counts.sum()
     return {
-        "dtype": dtype,
+        "dtype": shard_dtype(size),
         "train": {"bytes": sizes[False], "shards": shards[False]},
         "validation": {"bytes": sizes[True], "shards": shards[True]},
         "unigram_entropy": float(-(frequency * np.log(frequency)).sum()) + 0.0,

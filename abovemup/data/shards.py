@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHARD_TOKENS = 100_000_000
+AT_ONCE = 2**20
 
 
 def shard_dtype(vocab_size: int) -> str:
@@ -17,21 +18,25 @@ def shard_dtype(vocab_size: int) -> str:
 
 
 class ShardWriter:
-    """Appends documents to `<split>-00000.bin`, `<split>-00001.bin`, ... in a folder; `close` returns their entries."""
+    """Appends documents to `<split>-00000.bin`, `<split>-00001.bin`, ... in a folder; `close` returns their entries.
 
-    def __init__(self, folder: Path, split: str, dtype: str, eot: int, shard_tokens: int = SHARD_TOKENS) -> None:
+    Ids are below `size`, which decides the dtype.
+    """
+
+    def __init__(self, folder: Path, split: str, size: int, eot: int, shard_tokens: int = SHARD_TOKENS) -> None:
         self.folder, self.split, self.eot, self.shard_tokens = folder, split, eot, shard_tokens
-        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.dtype = np.dtype(shard_dtype(size)).newbyteorder("<")
+        self.counts = np.zeros(size, np.int64)  # of each id
         self.entries: list[dict[str, Any]] = []
         self.file: BinaryIO | None = None
 
-    def write(self, tokens: NDArray[np.int64]) -> None:
+    def write(self, tokens: NDArray[np.uint32]) -> None:
         """Whole documents, each with its end of text; a shard may end inside of one."""
         start = 0
         while start < len(tokens):
             if self.file is None:
                 self._open()
-            room = self.shard_tokens - self.entries[-1]["tokens"]
+            room = min(AT_ONCE, self.shard_tokens - self.entries[-1]["tokens"])
             self._append(tokens[start : start + room])
             start += room
             if self.entries[-1]["tokens"] == self.shard_tokens:
@@ -49,13 +54,15 @@ class ShardWriter:
         self.digest = hashlib.sha256()
         self.entries.append({"file": name, "tokens": 0, "documents": 0})
 
-    def _append(self, tokens: NDArray[np.int64]) -> None:
+    def _append(self, tokens: NDArray[np.uint32]) -> None:
         assert self.file is not None
         data = tokens.astype(self.dtype).tobytes()
         self.file.write(data)
         self.digest.update(data)
         self.entries[-1]["tokens"] += len(tokens)
-        self.entries[-1]["documents"] += int(np.count_nonzero(tokens == self.eot))
+        counts = np.bincount(tokens, minlength=len(self.counts))
+        self.counts += counts
+        self.entries[-1]["documents"] += int(counts[self.eot])
 
     def _finish(self) -> None:
         assert self.file is not None

@@ -24,9 +24,10 @@ class Split:
     by_order: bool  # key of the place in the order, for a corpus whose documents are all the same text
     piece: int | None  # bytes of a piece, when long documents are cut
     documents: int  # as found in the source
+    items: int  # after cutting
     bytes: int
 
-    def items(self, documents: Iterable[Document]) -> Iterator[tuple[Document, bool]]:
+    def assign(self, documents: Iterable[Document]) -> Iterator[tuple[Document, bool]]:
         """Documents or their pieces, each with whether it is validation."""
         for order, document in enumerate(cut(documents, self.piece)):
             key = hash64(order.to_bytes(8, "little")) if self.by_order else document.key
@@ -71,7 +72,7 @@ def make_split(source: Source, bad: BadRecords) -> Split:
         survey.smallest, survey.largest = min(keys), max(keys)
     share = min(MOST, max(LEAST, DOCUMENTS / survey.documents, BYTES / survey.bytes))
     threshold = min(survey.largest, max(survey.smallest + 1, int(share * 2**64)))
-    return Split(threshold, by_order, piece, whole.documents, whole.bytes)
+    return Split(threshold, by_order, piece, whole.documents, survey.documents, whole.bytes)
 
 
 def cut(documents: Iterable[Document], piece: int | None) -> Iterator[Document]:
@@ -82,7 +83,7 @@ def cut(documents: Iterable[Document], piece: int | None) -> Iterator[Document]:
             continue
         data, start = document.data, 0
         while len(data) - start >= 2 * piece:
-            end = data.find(b"\n", start + piece, start + 2 * piece) + 1
+            end = data.find(b"\n", start + piece, start + 2 * piece - 1) + 1  # something is left
             if not end:
                 end = start + piece
                 while end < len(data) and data[end] & 0xC0 == 0x80:  # a byte that continues a character

@@ -1,6 +1,7 @@
 """Text to ids and back. A special token's string inside a text is text; end of text is only ever appended by us."""
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from abovemup.config import schema
 from abovemup.config.errors import RequestError
 
 if TYPE_CHECKING:
@@ -18,14 +20,15 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 # What published tokenizers call it, base models before chat models.
 END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<EOS>", "[EOS]")
-CHUNK = 2**18  # characters of a long text encoded at once
+CHUNK = 2**16  # characters of a piece of a long text
+PIECES = 64  # encoded at once
 
 
 class Tokenizer(Protocol):
     size: int  # ids are below it
     eot: int
 
-    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.int64]]:
+    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
         """The ids of each document, without end of text."""
 
     def encode(self, text: str) -> list[int]: ...
@@ -38,8 +41,8 @@ class ByteTokenizer:
 
     size, eot = 257, 256
 
-    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.int64]]:
-        return [np.frombuffer(document, np.uint8).astype(np.int64) for document in documents]
+    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
+        return [np.frombuffer(document, np.uint8).astype(np.uint32) for document in documents]
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "replace"))
@@ -66,19 +69,16 @@ class FastTokenizer:
         self.size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
         self.cuttable = cuttable
 
-    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.int64]]:
-        texts: list[str] = []
-        owners: list[int] = []
-        for owner, document in enumerate(documents):
-            text = document.decode("utf-8", "replace")
-            pieces = list(cut_text(text)) if self.cuttable else [text]
-            texts += pieces
-            owners += [owner] * len(pieces)
-        encoded = self.inner.encode_batch_fast(texts, add_special_tokens=False)
-        ids: list[list[int]] = [[] for _ in documents]
-        for owner, encoding in zip(owners, encoded, strict=True):
-            ids[owner] += encoding.ids
-        return [np.array(document, np.int64) for document in ids]
+    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
+        """A few pieces at a time, because the library's encodings take a hundred times the memory of the ids."""
+        ids: list[list[NDArray[np.uint32]]] = [[] for _ in documents]
+        texts = enumerate(document.decode("utf-8", "replace") for document in documents)
+        pieces = ((owner, piece) for owner, text in texts for piece in (cut_text(text) if self.cuttable else [text]))
+        while some := list(itertools.islice(pieces, PIECES)):
+            encoded = self.inner.encode_batch_fast([piece for _, piece in some], add_special_tokens=False)
+            for (owner, _), encoding in zip(some, encoded, strict=True):
+                ids[owner].append(np.array(encoding.ids, np.uint32))
+        return [np.concatenate(parts) for parts in ids]
 
     def encode(self, text: str) -> list[int]:
         clean = text.encode("utf-8", "replace").decode()
@@ -152,6 +152,22 @@ def read_hf(path: str | None) -> tuple[str, str | None, Path]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not a text file"
         raise RequestError(f"tokenizer.path={path}: cannot read {found}: {reason}") from error
+
+
+def keep(tokenizer: object, run: Path) -> None:
+    """Put a tokenizer that was trained here into its run's folder: the data it comes from may change or go."""
+    if isinstance(tokenizer, FastTokenizer) and tokenizer.cuttable:
+        (run / "tokenizer.json").write_text(tokenizer.inner.to_str(), encoding="utf-8")
+
+
+def reopen(tokenizer: schema.Tokenizer, run: Path) -> Tokenizer:
+    """The tokenizer that a run was trained with. Raises RequestError when it is gone."""
+    if tokenizer.name == "byte":
+        return ByteTokenizer()
+    if tokenizer.name == "bpe":
+        return load_fast(read_hf(str(run))[0], cuttable=True, place=str(run / "tokenizer.json"))
+    text, config, found = read_hf(tokenizer.path)
+    return load_fast(text, False, config, str(found))
 
 
 def text_hash(text: str) -> str:

@@ -4,8 +4,7 @@ import torch
 
 from abovemup.config import io
 from abovemup.config.errors import RequestError
-from abovemup.config.schema import Experiment
-from abovemup.data.corpus import Corpus, open_corpus
+from abovemup.data.corpus import Coder, open_coder
 from abovemup.model.llama import Llama
 from abovemup.model.sample import sample
 from abovemup.training import checkpoint
@@ -19,26 +18,26 @@ def generate(run: str, prompt: str, tokens: int, temperature: float, seed: int) 
     path = checkpoint.choose(folder, None, lambda text: None)
     if path is None:
         raise RequestError(f"{folder} has no whole checkpoint yet. Let it train until its first one.")
-    corpus = open_corpus(exp)
+    coder = open_coder(exp, folder)
     model = Llama(exp.model, exp.parameterization)
     weights = checkpoint.load(path).model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])
-    return prompt + continuation(model, corpus, exp, prompt, tokens, temperature, seed)
+    return prompt + continuation(model, coder, prompt, tokens, temperature, seed, exp.train.seq_len)
 
 
 def continuation(
-    model: Llama, corpus: Corpus, exp: Experiment, prompt: str, tokens: int, temperature: float, seed: int
+    model: Llama, coder: Coder, prompt: str, tokens: int, temperature: float, seed: int, context: int
 ) -> str:
-    """Text that follows `prompt`, which stands at the start of a document."""
+    """Text that follows `prompt`, which stands at the start of a document; the last `context` tokens are seen."""
     ids = sample(
         model,
-        [corpus.eot, *corpus.encode(prompt)],
+        [coder.eot, *coder.encode(prompt)],
         tokens,
         temperature,
         torch.Generator().manual_seed(seed),
-        context=exp.train.seq_len,
-        vocab=exp.tokenizer.vocab_size,
+        context=context,
+        vocab=coder.size,
     )
-    return corpus.decode(ids)
+    return coder.decode(ids)

@@ -1,8 +1,11 @@
 """Which run a command means: a new one, an old one continued (`--resume`), a new one from an old point (`--branch`)."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from abovemup.config.cadence import parse_tokens
 from abovemup.config.compose import compose
@@ -54,8 +57,8 @@ def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> tup
     return merge(old, new, schedule=False), folder, None if point is None else int(point)
 
 
-def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tuple[Experiment, Path]:
-    """The experiment and the parent's checkpoint of `--branch RUN@TOKENS`. Raises RequestError."""
+def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tuple[Experiment, Path, Path]:
+    """The experiment, the parent's folder and its checkpoint of `--branch RUN@TOKENS`. Raises RequestError."""
     name, point = split_at(text)
     if point is None:
         raise RequestError(f"--branch {text}: say at how many tokens, for example --branch {name}@2^21.")
@@ -79,7 +82,7 @@ def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tup
             f"the branch starts at step {step} ({tokens} tokens) and would end at {new.train.tokens} tokens. "
             f"Say how far it goes: train.tokens={2 * tokens}."
         )
-    return merge(old, new, schedule=True), found[step]
+    return merge(old, new, schedule=True), folder, found[step]
 
 
 def refuse_changes(old: Experiment, new: Experiment, allowed: Iterable[str], overrides: list[str], what: str) -> None:
@@ -96,6 +99,29 @@ def refuse_changes(old: Experiment, new: Experiment, allowed: Iterable[str], ove
         raise RequestError(
             f"{what}: {listed}.\nOnly the horizon, cadences and tracking may change; start a new run for the rest."
         )
+
+
+def refuse_other_data(folder: Path, manifest: dict[str, Any]) -> None:
+    """Raise RequestError when the tokens are not those that the run in `folder` began with."""
+    try:
+        old = json.loads((folder / "summary.json").read_text())["data"]
+    except (OSError, ValueError, KeyError) as error:
+        raise RequestError(f"{folder}/summary.json does not say what data the run reads: {error}.") from error
+    before, now = tokens_of(old), tokens_of(manifest)
+    if before != now:
+        raise RequestError(
+            f"the data of {folder} has changed since the run began: its tokens were {before}, are now {now}.\n"
+            "Restore the data, or start a new run."
+        )
+
+
+def tokens_of(manifest: dict[str, Any]) -> str:
+    """What identifies the tokens of a corpus: the checksums of its shards, or the settings of an endless source."""
+    if "train" not in manifest:
+        return str(sorted(manifest["source"].items()))
+    shards = [*manifest["train"]["shards"], *manifest["validation"]["shards"]]
+    digest = hashlib.sha256("".join(shard["sha256"] for shard in shards).encode()).hexdigest()
+    return f"{sum(shard['tokens'] for shard in shards):,}, sha256 {digest[:12]}"
 
 
 def merge(old: Experiment, new: Experiment, *, schedule: bool) -> Experiment:

@@ -19,6 +19,7 @@ from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Experiment, Run
 from abovemup.data.corpus import open_corpus
+from abovemup.data.tokenizer import keep
 from abovemup.tracking import jsonl
 from abovemup.tracking.jsonl import JsonlSink
 from abovemup.tracking.records import Record
@@ -76,11 +77,13 @@ def train(
         folder: Path | None = None
         step: int | None = None
         source: Path | None = None  # the checkpoint to start from
+        origin: Path | None = None  # the run that it belongs to
         if resume is not None:
             exp, folder, step = lineage.resume_from(resume, overrides, config_dir)
             stack.callback(lock(folder).release)
+            origin = folder
         elif branch is not None:
-            exp, source = lineage.branch_from(branch, overrides, config_dir)
+            exp, origin, source = lineage.branch_from(branch, overrides, config_dir)
         else:
             exp = compose(overrides, config_file=config_file, config_dir=config_dir)
         if folder is None:
@@ -92,6 +95,8 @@ def train(
         if folder is not None:
             source = checkpoint.choose(folder, step, lambda text: terminal.note(f"warning: {text}"))
         trainer = build(exp, stop, terminal)
+        if origin is not None:
+            lineage.refuse_other_data(origin, trainer.corpus.manifest)
         last_row: int | None = None
         if source is not None:
             state = checkpoint.load(source)
@@ -105,6 +110,7 @@ def train(
         if folder is None:
             folder = new_folder(exp)
             stack.callback(lock(folder).release)
+            keep(trainer.corpus.coder, folder)
             if branch is not None:  # a run directory is complete in itself, from its first point on
                 checkpoint.save(folder / "checkpoints", trainer.state(None))
         return Leg(trainer, folder, stop, terminal, branch).run(last_row)
@@ -265,9 +271,8 @@ class Leg:
     def end(self, status: str, error: BaseException | None = None) -> Outcome:
         summary = self.summarise(status, error)
         if status == "finished":
-            summary["sample"] = continuation(
-                self.trainer.model, self.trainer.corpus, self.exp, "", 64, 0.8, self.exp.train.seed
-            )
+            model, coder = self.trainer.model, self.trainer.corpus.coder
+            summary["sample"] = continuation(model, coder, "", 64, 0.8, self.exp.train.seed, self.exp.train.seq_len)
         self.jsonl.close(summary)
         self.wandb.close(summary)
         summary["wandb"] = self.wandb.describe()

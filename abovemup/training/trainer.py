@@ -56,7 +56,7 @@ class Trainer:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.parameters = {route.name: parameters[route.name] for route in routes}
         self.optimizer = build_optimizer(self.parameters, routes, exp)
-        self.norms = NormTracker(self.parameters, routes, vocab_size=exp.tokenizer.vocab_size)
+        self.norms = NormTracker(self.parameters, routes, vocab_size=corpus.coder.size)
         self.validation = corpus.validation()
         self._clock, self._clock_t = time.perf_counter(), 0
 

@@ -110,7 +110,7 @@ def test_train_ends_with_the_code_of_its_outcome(
 ) -> None:
     from abovemup.training import run as training
 
-    asked = {}
+    asked: dict[str, object] = {}
 
     def train(overrides: list[str], **options: object) -> training.Outcome:
         asked.update(options, overrides=overrides)

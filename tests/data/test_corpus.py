@@ -37,7 +37,7 @@ def test_one_pass_reads_every_window_once(corpus: Corpus) -> None:
 def test_inputs_of_the_windows_tile_the_stream_and_targets_are_one_later(corpus: Corpus, folder: Path) -> None:
     index = corpus._rows(np.arange(corpus.windows))
     assert np.array_equal(index[1:, 0], index[:-1, -1])  # the last target is the next window's first input
-    text = corpus.decode(np.append(index[:, :-1].ravel(), index[-1, -1]).tolist())
+    text = corpus.coder.decode(np.append(index[:, :-1].ravel(), index[-1, -1]).tolist())
     documents = text.split("<|endoftext|>")
     assert set(documents[:-1]) <= set(sentences(400))
     assert len(documents) > 300
@@ -63,7 +63,7 @@ def test_the_seed_orders_the_data_and_nothing_else(folder: Path, corpus: Corpus)
 def test_validation_is_held_out(folder: Path, corpus: Corpus) -> None:
     assert corpus.validation().shape == (16, 17)
     assert corpus.validation_tokens == 256
-    train = corpus.decode(corpus._rows(np.arange(corpus.windows))[:, :-1].ravel().tolist())
+    train = corpus.coder.decode(corpus._rows(np.arange(corpus.windows))[:, :-1].ravel().tolist())
     held_out = opened_documents(opened(folder, eval_tokens=10**6))
     assert len(held_out) > 40
     assert not any(document in train for document in held_out)
@@ -71,7 +71,7 @@ def test_validation_is_held_out(folder: Path, corpus: Corpus) -> None:
 
 def opened_documents(corpus: Corpus) -> list[str]:
     """Whole documents of the validation windows."""
-    text = corpus.decode(corpus.validation()[:, :-1].ravel().tolist())
+    text = corpus.coder.decode(corpus.validation()[:, :-1].ravel().tolist())
     return [document for document in text.split("<|endoftext|>")[1:-1] if document in set(sentences(400))]
 
 
@@ -186,10 +186,10 @@ def test_bpe_is_smaller_than_bytes_and_lossless(folder: Path) -> None:
     assert corpus.bytes_per_token is not None
     assert corpus.bytes_per_token > 1.5
     rows = corpus._rows(np.arange(corpus.windows))
-    assert rows.max() == corpus.eot == 319
-    documents = corpus.decode(rows[:, :-1].ravel().tolist()).split("<|endoftext|>")
+    assert rows.max() == corpus.coder.eot == 319
+    documents = corpus.coder.decode(rows[:, :-1].ravel().tolist()).split("<|endoftext|>")
     assert set(documents[:-1]) <= set(sentences(400))
-    assert corpus.decode(corpus.encode("é\u2028🦙")) == "é\u2028🦙"
+    assert corpus.coder.decode(corpus.coder.encode("é\u2028🦙")) == "é\u2028🦙"
 
 
 @pytest.mark.slow

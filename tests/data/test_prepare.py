@@ -102,15 +102,6 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     assert corpora(cache) == []
 
 
-def test_sixteen_and_thirty_two_bits(cache: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = opened(text)
-    monkeypatch.setenv("ABOVEMUP_CACHE", str(cache / "other"))
-    monkeypatch.setattr(prepare, "shard_dtype", lambda size: "uint32")
-    large = opened(text)
-    assert (small.manifest["dtype"], large.manifest["dtype"]) == ("uint16", "uint32")
-    assert (small.batch(0, small.windows) == large.batch(0, large.windows)).all()
-
-
 def test_shards_and_batches_of_documents_change_nothing(
     cache: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,18 +12,20 @@ from abovemup.data.shards import ShardWriter, TokenWindows, open_shards, shard_d
 EOT = 9
 
 
-def written(folder: Path, shard_tokens: int, dtype: str = "uint16") -> tuple[np.ndarray, list[dict[str, object]]]:
-    writer = ShardWriter(folder, "train", dtype, EOT, shard_tokens)
-    parts = [np.append(np.arange(n) % 9, EOT) for n in (3, 0, 10, 1, 25, 7)]
+def written(folder: Path, shard_tokens: int, size: int = 10) -> tuple[np.ndarray, list[dict[str, object]]]:
+    writer = ShardWriter(folder, "train", size, EOT, shard_tokens)
+    parts = [np.append(np.arange(n) % 9, EOT).astype(np.uint32) for n in (3, 0, 10, 1, 25, 7)]
     for part in parts:
         writer.write(part)
-    return np.concatenate(parts), writer.close()
+    stream, entries = np.concatenate(parts), writer.close()
+    assert np.array_equal(writer.counts, np.bincount(stream, minlength=size))
+    return stream, entries
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 7, 10, 26, 52, 1000])
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_shards_hold_the_stream(tmp_path: Path, shard_tokens: int, dtype: str) -> None:
-    stream, entries = written(tmp_path, shard_tokens, dtype)
+@pytest.mark.parametrize(("size", "dtype"), [(10, "uint16"), (100_000, "uint32")])
+def test_shards_hold_the_stream(tmp_path: Path, shard_tokens: int, size: int, dtype: str) -> None:
+    stream, entries = written(tmp_path, shard_tokens, size)
     shards = open_shards(tmp_path, entries, dtype)
     assert np.array_equal(np.concatenate(shards), stream)
     assert all(len(shard) <= shard_tokens for shard in shards)

@@ -103,8 +103,8 @@ def test_an_edited_file_gives_new_tokens(tmp_path: Path) -> None:
     jsonl(path, sentences(30, start=30))
     two = opened(path)
     assert one.manifest["source"]["content_hash"] != two.manifest["source"]["content_hash"]
-    assert "Document 4" in two.decode(two.batch(0, two.windows).ravel().tolist())
-    assert "Document 4" not in one.decode(one.batch(0, one.windows).ravel().tolist()).replace("Document 4 ", "")
+    assert "Document 4" in two.coder.decode(two.batch(0, two.windows).ravel().tolist())
+    assert "Document 4" not in one.coder.decode(one.batch(0, one.windows).ravel().tolist()).replace("Document 4 ", "")
 
 
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def source_of(path: Path) -> Source:
 def halves(source: Source) -> tuple[list[bytes], list[bytes]]:
     """Train and validation documents."""
     split = make_split(source, BadRecords(False))
-    items = list(split.items(source.documents(BadRecords(False))))
+    items = list(split.assign(source.documents(BadRecords(False))))
     return [d.data for d, v in items if not v], [d.data for d, v in items if v]
 
 
@@ -86,7 +86,12 @@ def test_many_documents_are_never_cut(tmp_path: Path) -> None:
 def test_pieces_are_the_text_cut_between_characters(text: str, piece: int) -> None:
     parts = [d.data for d in cut([Document(text.encode(), 0)], piece)]
     assert "".join(part.decode() for part in parts) == text
-    assert len(parts) == 1 or all(piece <= len(part) <= 2 * piece + 3 for part in parts)
+    assert len(parts) == 1 or all(piece <= len(part) <= 2 * piece for part in parts[:-1])
+    assert parts[-1] or not text
+
+
+def test_a_line_end_at_the_very_end_leaves_no_empty_piece() -> None:
+    assert [d.data for d in cut([Document(b"xxxxxxx\n", 0)], 4)] == [b"xxxx", b"xxx\n"]
 
 
 def test_hash64_is_fixed() -> None:

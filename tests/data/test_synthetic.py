@@ -86,10 +86,10 @@ def test_what_it_says_of_itself(corpus: Corpus) -> None:
     assert corpus.entropy_rate == corpus.manifest["entropy_rate"] == MarkovSource(32, 4).entropy_rate
     assert corpus.entropy_rate < corpus.unigram_entropy < np.log(32)
     assert corpus.bytes_per_token is None
-    assert corpus.eot == 32
-    assert corpus.decode(corpus.encode("3 1 31")) == "3 1 31"
+    assert corpus.coder.eot == 32
+    assert corpus.coder.decode(corpus.coder.encode("3 1 31")) == "3 1 31"
     with pytest.raises(RequestError, match="numbers from 0 to 31"):
-        corpus.encode("def main")
+        corpus.coder.encode("def main")
 
 
 def test_refusals() -> None:

@@ -1,0 +1,24 @@
+"""How long a person waits for `abovemup --help`."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+from abovemup.bench.ratio import Ratio, at_most
+
+HELP = ["-c", "from abovemup.cli.main import main; main()", "--help"]
+LIBRARIES = ["-c", "import typer, rich"]
+
+
+def startup(pairs: int = 15) -> Ratio:
+    """The time of `abovemup --help` over that of importing what draws it, in turns."""
+    times = [(_seconds(HELP), _seconds(LIBRARIES)) for _ in range(pairs + 1)]
+    ours, peer = map(statistics.median, zip(*times[1:], strict=True))  # the first pair fills the disk's cache
+    return at_most("abovemup --help over importing typer and rich", ours, peer, "s", 3)
+
+
+def _seconds(arguments: list[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+    return time.perf_counter() - began
