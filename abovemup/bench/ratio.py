@@ -12,7 +12,7 @@ class Ratio:
     peer: float
     unit: str
     target: float
-    at_least: bool  # else at most
+    at_least: bool = False  # else at most
 
     @property
     def value(self) -> float:
@@ -21,11 +21,3 @@ class Ratio:
     @property
     def met(self) -> bool:
         return self.value >= self.target if self.at_least else self.value <= self.target
-
-
-def at_least(name: str, ours: float, peer: float, unit: str, target: float) -> Ratio:
-    return Ratio(name, ours, peer, unit, target, at_least=True)
-
-
-def at_most(name: str, ours: float, peer: float, unit: str, target: float) -> Ratio:
-    return Ratio(name, ours, peer, unit, target, at_least=False)

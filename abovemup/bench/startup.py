@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 
-from abovemup.bench.ratio import Ratio, at_most
+from abovemup.bench.ratio import Ratio
 
 HELP = ["-c", "from abovemup.cli.main import main; main()", "--help"]
 LIBRARIES = ["-c", "import typer, rich"]
@@ -15,7 +15,7 @@ def startup(pairs: int = 15) -> Ratio:
     """The time of `abovemup --help` over that of importing what draws it, in turns."""
     times = [(_seconds(HELP), _seconds(LIBRARIES)) for _ in range(pairs + 1)]
     ours, peer = map(statistics.median, zip(*times[1:], strict=True))  # the first pair fills the disk's cache
-    return at_most("abovemup --help over importing typer and rich", ours, peer, "s", 3)
+    return Ratio("abovemup --help over importing typer and rich", ours, peer, "s", 3)
 
 
 def _seconds(arguments: list[str]) -> float:

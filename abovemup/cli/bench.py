@@ -23,7 +23,7 @@ def bench(json: Json = False, debug: Debug = False) -> None:
 
     ratios = [*loop(), startup()]
     if json:
-        print_json([asdict(ratio) | {"met": ratio.met} for ratio in ratios])
+        print_json([asdict(ratio) | {"ratio": ratio.value, "met": ratio.met} for ratio in ratios])
     else:
         print_table(["", "ratio", "target", "", "ours", "beside it", "unit"], map(_row, ratios))
     raise typer.Exit(0 if all(ratio.met for ratio in ratios) else 1)

@@ -160,7 +160,7 @@ class _File:
 def _settle(tree: Tree, typed: Typed, file: _File | None) -> None:
     """Of two keys that say the same, the one that was set last counts: the other opens, whatever it was before."""
     layers = [typed.keys, file.values if file else {}]
-    for first, second in (("train.steps", "train.tokens"), ("model.heads", "model.head_dim")):
+    for first, second in (("train.steps", "train.tokens"), ("model.heads", "model.head_dim"), ("run.name", "run.dir")):
         for layer in layers:
             given = [key for key in (first, second) if layer.get(key) is not None]
             if len(given) == 2 and first == "train.steps":

@@ -1,4 +1,4 @@
-"""The one exception a user can cause."""
+"""What may go wrong in a way that a person can read: one or two lines and an exit code, no traceback."""
 
 
 class RequestError(Exception):

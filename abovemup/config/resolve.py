@@ -12,6 +12,7 @@ from abovemup.config.values import is_open, ratio
 
 Tree = dict[str, Any]
 FFN = Fraction(11, 4)  # the paper's 2.75, exact
+EVAL_TOKENS, EVAL_DOCUMENTS = 2**17, 200
 _SMALL = 256  # width below which one thread is faster than several
 
 
@@ -29,6 +30,8 @@ def resolve(tree: Tree) -> dict[str, Any]:
             tree["parameterization"][f"base_{name}"] = value
     _train(tree["train"], tree["model"]["width"])
     _schedule(tree["schedule"], tree["train"])
+    if tree["eval"]["tokens"] is None:
+        tree["eval"]["tokens"] = max(EVAL_TOKENS, EVAL_DOCUMENTS * tree["train"]["seq_len"])
     return derived
 
 

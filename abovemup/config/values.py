@@ -28,6 +28,7 @@ OPEN_NULL = frozenset(
         "train.tokens",
         "train.micro_batch",
         "train.threads",
+        "eval.tokens",
         "schedule.decay",
     ]
 )

@@ -39,7 +39,7 @@ class Corpus:
     """Token windows of `seq_len` inputs and their targets, one token later.
 
     `windows` in one pass (2**62 for the endless source); `unigram_entropy` of the train split in nats/token, the
-    loss of a model that knows only how frequent each token is; `bytes_per_token` of the validation split, None
+    loss of a model that knows only how frequent each token is; `bytes_per_token` of the validation targets, None
     without text: bits per byte = loss / ln 2 / bytes_per_token; `entropy_rate` in nats/token where it is known.
     """
 
@@ -52,12 +52,13 @@ class Corpus:
         windows: int,
         rows: Rows,
         held_out: Tensor,
+        bytes_per_token: float | None = None,
     ) -> None:
         self.data, self.seq_len, self.manifest = data, seq_len, manifest
         self.windows = windows
         self.coder = coder
         self.unigram_entropy: float = manifest["unigram_entropy"]
-        self.bytes_per_token: float | None = manifest["bytes_per_token"]
+        self.bytes_per_token = bytes_per_token
         self.entropy_rate: float | None = manifest.get("entropy_rate")
         self._rows, self._held_out = rows, held_out
 
@@ -122,12 +123,14 @@ def open_corpus(experiment: Experiment, note: Note = print) -> Corpus:
     held_out = TokenWindows(shards["validation"], seq_len)
     tokens = min(experiment.eval.tokens, STDLIB_EVAL_TOKENS) if data.name == "stdlib" else experiment.eval.tokens
     choice = choose_windows(held_out, tokenizer.eot, tokens)
-    rows = torch.from_numpy(held_out.rows(choice.windows))
+    rows = held_out.rows(choice.windows)
     if (line := _shortfall(choice, held_out, experiment.eval.tokens)) is not None:
         note(line)
     if not train.windows:
         note(f"data: {train.tokens:,} train tokens are less than one window of {seq_len + 1}: read in a circle")
-    return Corpus(data, seq_len, tokenizer, manifest, train.windows, train.rows, rows)
+    # Of the targets themselves, not of the split: windows of other documents hold up to a few percent more or less.
+    size = tokenizer.count_bytes(rows[:, 1:]) / rows[:, 1:].size
+    return Corpus(data, seq_len, tokenizer, manifest, train.windows, train.rows, torch.from_numpy(rows), size or None)
 
 
 def _shortfall(choice: Choice, held_out: TokenWindows, asked: int) -> str | None:
@@ -157,7 +160,6 @@ def _synthetic(experiment: Experiment) -> Corpus:
         "tokenizer": {"name": "numbers", "size": source.size, "eot": source.eot},
         "unigram_entropy": source.unigram_entropy,
         "entropy_rate": source.entropy_rate,
-        "bytes_per_token": None,
     }
     windows = np.arange(max(1, experiment.eval.tokens // seq_len), dtype=np.int64)
     held_out = torch.from_numpy(source.rows(windows, seq_len + 1, VALIDATION))

@@ -8,7 +8,6 @@ makes the tokenizer, and of the format, so an edited file gets another folder.
 import contextlib
 import hashlib
 import json
-import math
 import os
 import platform
 import shutil
@@ -243,7 +242,6 @@ def _tokenise(
         "train": {"bytes": sizes[False], "shards": shards[False]},
         "validation": {"bytes": sizes[True], "shards": shards[True]},
         "unigram_entropy": float(-(frequency * np.log(frequency)).sum()) + 0.0,
-        "bytes_per_token": sizes[True] / math.fsum(shard["tokens"] for shard in shards[True]),
     }
 
 

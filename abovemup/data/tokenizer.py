@@ -31,6 +31,9 @@ class Tokenizer(Protocol):
     def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
         """The ids of each document, without end of text."""
 
+    def count_bytes(self, rows: NDArray[np.int64]) -> int:
+        """Bytes of the text that rows of ids (n, length) stand for; an end of text has none."""
+
     def encode(self, text: str) -> list[int]: ...
 
     def decode(self, ids: Iterable[int]) -> str: ...
@@ -43,6 +46,9 @@ class ByteTokenizer:
 
     def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
         return [np.frombuffer(document, np.uint8).astype(np.uint32) for document in documents]
+
+    def count_bytes(self, rows: NDArray[np.int64]) -> int:
+        return int((rows != self.eot).sum())
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8", "replace"))
@@ -79,6 +85,13 @@ class FastTokenizer:
             for (owner, _), encoding in zip(some, encoded, strict=True):
                 ids[owner].append(np.array(encoding.ids, np.uint32))
         return [np.concatenate(parts) for parts in ids]
+
+    def count_bytes(self, rows: NDArray[np.int64]) -> int:
+        """Exact for a BPE of ours; for a tokenizer.json a character that is cut at a row's end counts as U+FFFD."""
+        if self.cuttable:  # byte-level: each character of a token's name is a byte
+            counts = enumerate(np.bincount(rows.ravel()).tolist())
+            return sum(count * len(self.inner.id_to_token(i) or "") for i, count in counts if count and i != self.eot)
+        return sum(len(self.decode(i for i in row if i != self.eot).encode()) for row in rows.tolist())
 
     def encode(self, text: str) -> list[int]:
         clean = text.encode("utf-8", "replace").decode()

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Literal
 
+from abovemup.geometry.norms import NORMS
+from abovemup.geometry.roles import ROLE_NORM
+
 Family = Literal["adam", "norm"]  # Adam's entries of size one, or a step of unit norm (`NormBall.dual`)
 
 PARAMETERIZATIONS = ("standard", "mup", "above_mup")
-NDIM = {"embedding": 2, "hidden": 2, "head": 2, "gain": 1, "bias": 1}
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,12 @@ def rule(parameterization: str, role: str, family: str, shape: Sequence[int], wi
     """
     if parameterization not in PARAMETERIZATIONS:
         raise ValueError(f"unknown parameterization {parameterization!r}: one of {', '.join(PARAMETERIZATIONS)}")
-    if role not in NDIM:
-        raise ValueError(f"unknown role {role!r}: one of {', '.join(NDIM)}")
+    if role not in ROLE_NORM:
+        raise ValueError(f"unknown role {role!r}: one of {', '.join(ROLE_NORM)}")
     if family not in ("adam", "norm"):
         raise ValueError(f"unknown optimizer family {family!r}: adam or norm")
-    if len(shape) != NDIM[role]:
-        raise ValueError(f"role {role} has {NDIM[role]} dimensions, not shape {tuple(shape)}")
+    if len(shape) != NORMS[ROLE_NORM[role]].ndim:
+        raise ValueError(f"role {role} has {NORMS[ROLE_NORM[role]].ndim} dimensions, not shape {tuple(shape)}")
     if parameterization == "standard":
         return Rule(init=sqrt(width_ratio) if role == "head" else 1.0, lr=1.0, forward=1.0)
     adam = family == "adam" and role in ("hidden", "head")

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from abovemup.geometry.norms import NORMS
-from abovemup.model.roles import ROLE_NORM, Tag
+from abovemup.geometry.roles import ROLE_NORM
+from abovemup.model.roles import Tag
 
 
 def parameter_generator(seed: int, name: str) -> torch.Generator:

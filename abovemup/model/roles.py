@@ -5,14 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from abovemup.config.schema import Role
-
-ROLE_NORM: dict[Role, str] = {
-    "embedding": "one_to_rms",
-    "hidden": "rms_to_rms",
-    "head": "rms_to_inf",
-    "gain": "max_abs",
-    "bias": "rms",
-}
+from abovemup.geometry.roles import ROLE_NORM
 
 
 @dataclass(frozen=True)

@@ -22,17 +22,12 @@ from typing import Any
 
 import yaml
 
+from abovemup.geometry.roles import ROLE_NORM
 from abovemup.tracking.records import Record, loads
 
 POLL = 1.0  # seconds between two looks at the file
 LAST = 60  # seconds to finish in once the run is gone, and nobody is left to end a helper that hangs
-ROLE = {
-    "one_to_rms": "embedding",
-    "rms_to_rms": "hidden",
-    "rms_to_inf": "head",
-    "max_abs": "gain",
-    "rms": "bias",
-}
+ROLE = {norm: role for role, norm in ROLE_NORM.items()}
 
 
 def per_role(record: Record) -> Record:

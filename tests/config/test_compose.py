@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from abovemup.config.compose import compose
 from abovemup.config.conf import GROUPS, choices, defaults
 from abovemup.config.diff import differences
 from abovemup.config.resolve import cores
-from abovemup.config.schema import Experiment
+from abovemup.config.schema import Experiment, Run
 
 PAPER = ("paper_main", "paper_adam", "paper_momentum", "paper_decay", "paper_depth")
 
@@ -110,6 +111,15 @@ def test_what_each_preset_is_for() -> None:
     assert post3.model.gains
     assert post3.model.biases
     assert post3.optimizer.name == "above_mup"
+
+
+def test_what_paper_adam_advises_is_the_papers_decay() -> None:
+    """PAPER 3.4: a warmup of 2^29 tokens, constant, then linear to 0 over the last fifth of 1.25 x 2^35 tokens."""
+    advice = next(sentence for sentence in preset("paper_adam").cannot_match if "decays" in sentence)
+    e = preset("paper_adam", *re.findall(r"\S+=\S+", advice))
+    tokens = e.train.batch_size * e.train.seq_len
+    assert (e.schedule.name, e.schedule.warmup * tokens, e.schedule.final) == ("wsd", 2**29, 0.0)
+    assert e.train.tokens == 5 * e.schedule.decay * tokens == 5 * 2**33
 
 
 def test_the_tables_of_the_optimizers() -> None:
@@ -256,6 +266,14 @@ def test_the_number_of_threads_is_never_derived_again(tmp_path: Path, monkeypatc
     assert compose(["model.width=256"]).train.threads == 9
     assert compose(["train.steps=3"], config_file=file).train.threads == 7
     assert compose(["train.threads=null"], config_file=file).train.threads == 9
+
+
+def test_a_name_or_folder_on_top_of_a_file_is_the_runs_whole_place(tmp_path: Path) -> None:
+    """A run's config.yaml holds both: neither may drag a new run back into the old run's folder."""
+    file = saved(tmp_path, "run.name=old", "run.dir=/runs/old")
+    assert compose(["run.name=new"], config_file=file).run == Run(name="new", dir=None)
+    assert compose(["run.dir=/new"], config_file=file).run == Run(name=None, dir="/new")
+    assert compose(["train.steps=3"], config_file=file).run == Run(name="old", dir="/runs/old")
 
 
 def test_a_group_on_top_of_a_file_is_composed_again(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a run reads, from files to batches."""
 
 import gzip
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -75,17 +76,28 @@ def opened_documents(corpus: Corpus) -> list[str]:
     return [document for document in text.split("<|endoftext|>")[1:-1] if document in set(sentences(400))]
 
 
-def test_yardsticks(corpus: Corpus) -> None:
+def test_the_tokenizer_has_seen_no_validation_text(tmp_path: Path) -> None:
+    letters = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
+    words = [hashlib.sha256(bytes([i])).hexdigest()[:12].translate(letters) for i in range(60)]
+    corpus = opened(jsonl(tmp_path / "a.jsonl", (f"{word} " * 40 for word in words)), tokenizer="bpe", vocab_size=3000)
+    train = corpus.coder.decode(corpus._rows(np.arange(corpus.windows)).ravel().tolist())
+    assert 0 < sum(word not in train for word in words) < 30
+    for word in words:
+        assert (len(corpus.coder.encode(f" {word}")) == 1) == (word in train)
+
+
+def test_yardsticks(corpus: Corpus, folder: Path) -> None:
     m = corpus.manifest
-    assert m["bytes_per_token"] == corpus.bytes_per_token
     tokens = sum(shard["tokens"] for shard in m["validation"]["shards"])
     documents = sum(shard["documents"] for shard in m["validation"]["shards"])
     assert m["validation"]["bytes"] == tokens - documents  # bytes: one token each, and end of text has none
-    assert corpus.bytes_per_token == pytest.approx((tokens - documents) / tokens, rel=1e-12)
-    rows = corpus._rows(np.arange(corpus.windows))
-    counts = np.bincount(np.append(rows[:, :-1].ravel(), rows[-1, -1]))
+    targets = corpus.validation()[:, 1:]
+    assert corpus.bytes_per_token == (targets != corpus.coder.eot).double().mean().item()
+    pairs = opened(folder, seq_len=1, eval_tokens=16)
+    rows = pairs._rows(np.arange(pairs.windows))
+    counts = np.bincount(np.append(rows[:, 0], rows[-1, 1]))  # every train token
     p = counts[counts > 0] / counts.sum()
-    assert corpus.unigram_entropy == pytest.approx(-(p * np.log(p)).sum(), abs=1e-3)  # but for the last part-window
+    assert corpus.unigram_entropy == pytest.approx(-(p * np.log(p)).sum(), rel=1e-12)
 
 
 def test_manifest_says_what_was_made(corpus: Corpus, folder: Path) -> None:
@@ -185,6 +197,8 @@ def test_bpe_is_smaller_than_bytes_and_lossless(folder: Path) -> None:
     corpus = opened(folder, tokenizer="bpe", vocab_size=320, seq_len=16)
     assert corpus.bytes_per_token is not None
     assert corpus.bytes_per_token > 1.5
+    texts = [corpus.coder.decode(row.tolist()).replace("<|endoftext|>", "") for row in corpus.validation()[:, 1:]]
+    assert corpus.bytes_per_token == sum(map(len, texts)) / corpus.validation_tokens  # every text is ASCII
     rows = corpus._rows(np.arange(corpus.windows))
     assert rows.max() == corpus.coder.eot == 319
     documents = corpus.coder.decode(rows[:, :-1].ravel().tolist()).split("<|endoftext|>")

@@ -40,6 +40,16 @@ def test_bpe_gives_back_any_text(text: str) -> None:
     assert BPE.eot not in ids
 
 
+@given(UTF8 | SPACED, st.integers(0, 80))
+def test_bytes_are_counted_wherever_a_window_cuts(text: str, place: int) -> None:
+    for tokenizer in (BPE, ByteTokenizer()):
+        ids = np.array([*tokenizer.encode(text), tokenizer.eot], np.int64)
+        assert tokenizer.count_bytes(ids[:place]) + tokenizer.count_bytes(ids[place:]) == len(text.encode())
+    foreign = load_fast(TRAINED, cuttable=False)
+    rows = np.array([[*foreign.encode(text), foreign.eot]] * 2, np.int64)
+    assert foreign.count_bytes(rows) == 2 * len(text.encode())
+
+
 def test_awkward_places_of_unicode() -> None:
     text = "\ufeff\u2028\u2029\x85\x00\r\n\r e\u0301 \u202eשלום مرحبا\u200d🧑‍🚀 \U0010ffff \x7f"
     assert BPE.decode(BPE.encode(text)) == text

@@ -1,6 +1,7 @@
 """What the decoder computes: against its definition, and properties that any wrong detail breaks."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -140,18 +141,26 @@ def test_queries_and_keys_are_normed_before_rope_and_per_head() -> None:
     # RoPE keeps the RMS of a head, so the order shows only with a gain that RoPE does not commute with.
     net = tiny.llama(gains=True, dtype=torch.float64)
     attention = net.layers[0].attention
+    gains = {"q": torch.arange(1, 9), "k": torch.arange(9, 1, -1)}
     with torch.no_grad():
-        attention.q_norm.weight.copy_(torch.arange(1, 9))
+        attention.q_norm.weight.copy_(gains["q"])
+        attention.k_norm.weight.copy_(gains["k"])
     x = torch.randn(1, 6, 32, dtype=torch.float64)
-    seen: list[Tensor] = []
+    seen: dict[str, Tensor] = {}
     original = F.scaled_dot_product_attention
+
+    def watched(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        seen.update(q=q, k=k)
+        return original(q, k, v, **options)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(F, "scaled_dot_product_attention", lambda q, *a, **k: seen.append(q) or original(q, *a, **k))
+        patch.setattr(F, "scaled_dot_product_attention", watched)
         cos, sin = rope_angles(6, 8, 10000.0, x)
         attention(x, cos, sin)
-    q = (x @ attention.wq.weight.T).view(1, 6, 4, 8)
-    q = q / q.square().mean(-1, keepdim=True).sqrt() * torch.arange(1, 9)
-    torch.testing.assert_close(seen[0], rotate(q, cos, sin).transpose(1, 2))
+    for name, linear in (("q", attention.wq), ("k", attention.wk)):
+        y = (x @ linear.weight.T).view(1, 6, -1, 8)
+        y = y / y.square().mean(-1, keepdim=True).sqrt() * gains[name]
+        torch.testing.assert_close(seen[name], rotate(y, cos, sin).transpose(1, 2))
 
 
 def test_gains_of_one_and_biases_of_zero_change_nothing() -> None:

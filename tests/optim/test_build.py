@@ -55,6 +55,9 @@ def test_options_arrive() -> None:
     assert (groups["hidden"]["msign_method"], groups["hidden"]["msign_steps"]) == ("newton_schulz", 5)
     assert (groups["head"]["betas"], groups["head"]["eps"]) == ((0.8, 0.7), 1e-8)
     assert groups["head"]["weight_decay"] == 0.2
+    own = build("muon", momentum=0.95, roles={"head": RoleRule(norm="adam", momentum=0.9)})
+    momenta = {group["name"]: group.get("momentum", group.get("betas", (None,))[0]) for group in own.param_groups}
+    assert (momenta["hidden"], momenta["head"], momenta["embedding"]) == (0.95, 0.9, 0.95)
     resting = {group["name"] for group in build("scion").param_groups if group["absent_rows_rest"]}
     assert resting == {"embedding"}
 

@@ -1,0 +1,84 @@
+"""What the bench compares is comparable, and its verdict is its exit code. Nothing is timed here."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from abovemup.bench import loop, startup
+from abovemup.bench.ratio import Ratio
+from abovemup.cli.main import run
+from abovemup.config.compose import compose
+from abovemup.data.corpus import open_corpus
+from abovemup.training.trainer import Trainer
+from tests.training.tiny import TINY
+
+SMALL = [o for o in TINY if not o.startswith(("train.steps", "eval.every", "checkpoint.every"))]
+SMALL += ["eval.every=0", "checkpoint.every=0"]
+
+
+def test_the_bare_loop_trains_the_same_model() -> None:
+    exp = compose([*SMALL, "train.steps=3"])
+    corpus = open_corpus(exp)
+    ours, peer = (Trainer(exp, corpus, torch.device("cpu")) for _ in range(2))
+    for t in (1, 2, 3):
+        ours.advance()
+        loop.bare_step(peer, t)
+    for name, weight in ours.parameters.items():
+        torch.testing.assert_close(peer.parameters[name], weight, rtol=0, atol=1e-5)
+
+
+def test_measuring_the_norms_leaves_the_run_alone() -> None:
+    exp = compose([*SMALL, "train.steps=9"])
+    corpus = open_corpus(exp)
+    ours, straight = (Trainer(exp, corpus, torch.device("cpu")) for _ in range(2))
+    for _ in range(2):
+        ours.advance()
+        straight.advance()
+        loop.measure_norms(ours)
+    for name, weight in ours.parameters.items():
+        assert torch.equal(straight.parameters[name], weight)
+
+
+def test_a_whole_comparison(elsewhere: Path) -> None:
+    speed, norms = loop.loop(blocks=1, run=SMALL)
+    assert speed.at_least
+    assert not norms.at_least
+    assert min(speed.ours, speed.peer, norms.ours, norms.peer) > 0
+    assert norms.peer == pytest.approx(loop.BLOCK * 4 * 32 / speed.ours)  # the run that the norms are a share of
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_block_has_the_step_with_the_norms_in_it() -> None:
+    warm = [100.0] * loop.BLOCK
+    usual = [1.0] * (loop.BLOCK - 1)
+    assert loop.block([*warm, *usual, 3.0, *usual, 5.0, *usual, 70.0]) == loop.BLOCK - 1 + 5
+
+
+def test_both_start_ups_run() -> None:
+    assert startup.startup(pairs=1).value > 0
+
+
+@pytest.mark.parametrize(("last", "code"), [(3.0, 0), (3.1, 1)])
+def test_a_missed_target_is_exit_code_1(
+    last: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = Ratio("speed", 99.0, 100.0, "tokens/s", 0.97, at_least=True), Ratio("norms", 1.0, 100.0, "s", 0.03)
+    monkeypatch.setattr(loop, "loop", lambda: list(good))
+    monkeypatch.setattr(startup, "startup", lambda: Ratio("help", last, 1.0, "s", 3))
+    assert run(["bench"]) == code
+    table = capsys.readouterr().out
+    assert ("MISSED" in table) == (code == 1)
+    assert table.count("met") == 3 - code
+    assert run(["bench", "--json"]) == code
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["met"] for row in rows] == [True, True, code == 0]
+    assert [row["ratio"] for row in rows] == [0.99, 0.01, last]
+    assert {k: rows[0][k] for k in asdict(good[0])} == asdict(good[0])
+
+
+def test_a_ratio_that_is_not_a_number_is_missed() -> None:
+    assert not Ratio("", float("nan"), 1.0, "", 1.0, True).met
+    assert not Ratio("", float("nan"), 1.0, "", 1.0, False).met
