@@ -10,7 +10,8 @@ from torch import Tensor
 
 from abovemup.config import schema
 from abovemup.model import llama
-from abovemup.model.llama import Llama, specs
+from abovemup.model.llama import Llama
+from abovemup.model.roles import specs
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from tests import reference, tiny

@@ -5,6 +5,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,10 +33,10 @@ def loop(blocks: int = 30, run: Sequence[str] = RUN) -> list[Ratio]:
     W&B's helper process works all the time, so that it takes from both what it takes of a machine without a free core.
     """
     exp = compose([*run, f"train.steps={(blocks + 1) * BLOCK + 1}"])
-    where = device(exp.train)
+    exp = replace(exp, train=replace(exp.train, device=device(exp.train)))
     corpus = open_corpus(exp, lambda text: print(text, file=sys.stderr))
     torch.set_num_threads(exp.train.threads)
-    ours, peer = Trainer(exp, corpus, where), Trainer(exp, corpus, where)
+    ours, peer = Trainer(exp, corpus), Trainer(exp, corpus)
     turns = Turns(ours, peer)
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "pipe", "w") as pipe:
         terminal = Terminal(Console(file=pipe), "bench", exp.train.steps, ours.batch_tokens)

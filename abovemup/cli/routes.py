@@ -21,7 +21,8 @@ def table(experiment: "Experiment") -> "list[Route]":
     """One row per distinct tensor. Raises RequestError for a norm that does not exist or does not fit."""
     import torch
 
-    from abovemup.model.llama import Llama, specs
+    from abovemup.model.llama import Llama
+    from abovemup.model.roles import specs
     from abovemup.optim.routing import routing_table
 
     with torch.device("meta"):

@@ -8,9 +8,7 @@ from abovemup.config.schema import Model, NormPlacement, Parameterization, Role
 from abovemup.geometry.parameterization import attention_scale, depth_init, residual_multipliers, rule
 from abovemup.model.init import init_parameter
 from abovemup.model.layers import Embedding, Linear, RMSNorm, rope_angles, rotate
-from abovemup.model.roles import Tag, specs, tagged_parameters
-
-__all__ = ["Llama", "specs"]
+from abovemup.model.roles import Tag, tagged_parameters
 
 # Where norms can stand: on the queries and keys of each head (qk), on the values of each head and the input
 # of wo (vo), on the input of w2 (mlp), on the input of each sub-block (residual), before the head (output).

@@ -14,10 +14,7 @@ from abovemup.config.schema import ROLES, Experiment
 from abovemup.config.schema import Optimizer as Options
 from abovemup.optim.composite import Composite
 from abovemup.optim.routing import ADAM, Route
-from abovemup.optim.state import load_state_by_name, state_by_name
 from abovemup.optim.steepest import SteepestDescent
-
-__all__ = ["build_optimizer", "load_state_by_name", "state_by_name"]
 
 Group = dict[str, Any]
 

@@ -155,13 +155,23 @@ def choose(run: Path, step: int | None, warn: Callable[[str], None]) -> Path | N
     return None
 
 
+def forget_after(folder: Path, step: int) -> None:
+    """Delete checkpoints beyond `step`: the run goes on from there, and its rows after it are taken back."""
+    for path in [path for later, path in steps(folder).items() if later > step]:
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    # Renamed first: a kill in the middle of the deletion must not leave a half-empty step_ folder.
+    dying = path.with_name(f".deleting-{path.name}")
+    path.rename(dying)
+    shutil.rmtree(dying, ignore_errors=True)
+
+
 def prune(folder: Path, keep: int, keep_always: Callable[[int], bool]) -> None:
     """Delete all but the `keep` newest checkpoints and those that `keep_always` names; and what a kill left behind."""
     for path in list(steps(folder).values())[:-keep]:
         if not keep_always(int(path.name.removeprefix("step_"))):
-            # Renamed first: a kill in the middle of the deletion must not leave a half-empty step_ folder.
-            dying = path.with_name(f".deleting-{path.name}")
-            path.rename(dying)
-            shutil.rmtree(dying, ignore_errors=True)
+            _delete(path)
     for left in folder.glob(".*-step_*"):
         shutil.rmtree(left, ignore_errors=True)

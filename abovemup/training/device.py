@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from typing import Literal
 
 import torch
 
@@ -9,7 +10,7 @@ from abovemup.config.errors import RequestError
 from abovemup.config.schema import Train
 
 
-def device(train: Train) -> torch.device:
+def device(train: Train) -> Literal["cpu", "cuda", "mps"]:
     """`auto` is a CUDA GPU where there is one, else the CPU. Raises RequestError for a device that is not there."""
     kind = train.device
     if kind == "auto":
@@ -19,7 +20,7 @@ def device(train: Train) -> torch.device:
         raise RequestError(f"train.device=cuda: {built} (torch {torch.__version__}). Use train.device=cpu.")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise RequestError("train.device=mps: there is no Apple GPU here. Use train.device=cpu.")
-    return torch.device(kind)
+    return kind
 
 
 def memory(where: torch.device) -> int:

@@ -3,15 +3,18 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from abovemup.config import io
 from abovemup.config.cadence import parse_tokens
 from abovemup.config.compose import compose
 from abovemup.config.diff import differences
 from abovemup.config.errors import RequestError
-from abovemup.config.schema import Experiment
+from abovemup.config.schema import Experiment, Schedule
 from abovemup.training import checkpoint
 
 # What may change when a run goes on: how far, how often things are looked at, and where they are sent.
@@ -46,15 +49,17 @@ def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> tup
     if point is not None and not point.isdigit():
         raise RequestError(f"--resume {text}: the part after @ is a step, for example {name}@100.")
     folder = run_folder(name)
-    old = compose([], config_file=folder / "config.yaml", config_dir=config_dir)
+    old = io.load(folder / "config.yaml")
     new = compose(overrides, config_file=folder / "config.yaml", config_dir=config_dir)
+    if moved := [o for o in overrides if o.lstrip("+").startswith("run.")]:
+        raise RequestError(f"--resume {name} goes on in its own folder: {moved[0]} would be another. Use --branch.")
     refuse_changes(old, new, CONTINUABLE, overrides, f"--resume {name}")
     if new.train.steps != old.train.steps and old.schedule.name != "constant":
         raise RequestError(
             f"{name} decays its learning rate over {old.train.steps} steps: it cannot be made longer or shorter "
             f"({new.train.steps} steps).\nStart a tail from one of its checkpoints with --branch {name}@TOKENS."
         )
-    return merge(old, new, schedule=False), folder, None if point is None else int(point)
+    return merge(old, new, old.schedule), folder, None if point is None else int(point)
 
 
 def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tuple[Experiment, Path, Path]:
@@ -63,7 +68,7 @@ def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tup
     if point is None:
         raise RequestError(f"--branch {text}: say at how many tokens, for example --branch {name}@2^21.")
     folder, tokens = run_folder(name), parse_tokens(point)
-    old = compose([], config_file=folder / "config.yaml", config_dir=config_dir)
+    old = io.load(folder / "config.yaml")
     new = compose(overrides, config_file=folder / "config.yaml", config_dir=config_dir)
     refuse_changes(old, new, BRANCHABLE, overrides, f"--branch {text}")
     batch = old.train.batch_size * old.train.seq_len
@@ -82,17 +87,17 @@ def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tup
             f"the branch starts at step {step} ({tokens} tokens) and would end at {new.train.tokens} tokens. "
             f"Say how far it goes: train.tokens={2 * tokens}."
         )
-    return merge(old, new, schedule=True), folder, found[step]
+    schedule = new.schedule if "schedule" in sections(overrides) else old.schedule
+    return merge(old, new, schedule), folder, found[step]
 
 
 def refuse_changes(old: Experiment, new: Experiment, allowed: Iterable[str], overrides: list[str], what: str) -> None:
-    typed = {o.lstrip("+").split("=", 1)[0].split(".", 1)[0] for o in overrides}
     changed = [
         (key, before, after)
         for key, before, after in differences(old, new)
         if not key.startswith((*allowed, *IGNORED))
         # A warm-up given as a fraction moves with the horizon unless it stays what it was.
-        and not (key.startswith("schedule.") and "schedule" not in typed)
+        and not (key.startswith("schedule.") and "schedule" not in sections(overrides))
     ]
     if changed:
         listed = "; ".join(f"{key} was {before}, is now {after}" for key, before, after in changed[:4])
@@ -101,10 +106,11 @@ def refuse_changes(old: Experiment, new: Experiment, allowed: Iterable[str], ove
         )
 
 
-def refuse_other_data(folder: Path, manifest: dict[str, Any]) -> None:
-    """Raise RequestError when the tokens are not those that the run in `folder` began with."""
+def check_origin(folder: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Raise RequestError when the tokens are not those that the run in `folder` began with; note another torch."""
     try:
-        old = json.loads((folder / "summary.json").read_text())["data"]
+        summary = json.loads((folder / "summary.json").read_text())
+        old, torch_before = summary["data"], summary["versions"]["torch"]
     except (OSError, ValueError, KeyError) as error:
         raise RequestError(f"{folder}/summary.json does not say what data the run reads: {error}.") from error
     before, now = tokens_of(old), tokens_of(manifest)
@@ -113,6 +119,8 @@ def refuse_other_data(folder: Path, manifest: dict[str, Any]) -> None:
             f"the data of {folder} has changed since the run began: its tokens were {before}, are now {now}.\n"
             "Restore the data, or start a new run."
         )
+    if torch_before != torch.__version__:
+        note(f"warning: {folder} was made with torch {torch_before}, this is {torch.__version__}: not the same bits")
 
 
 def tokens_of(manifest: dict[str, Any]) -> str:
@@ -124,8 +132,13 @@ def tokens_of(manifest: dict[str, Any]) -> str:
     return f"{sum(shard['tokens'] for shard in shards):,}, sha256 {digest[:12]}"
 
 
-def merge(old: Experiment, new: Experiment, *, schedule: bool) -> Experiment:
-    """`old` with what may change taken from `new`."""
+def sections(overrides: list[str]) -> set[str]:
+    """The sections and groups that overrides touch."""
+    return {o.lstrip("+").split("=", 1)[0].split(".", 1)[0].strip() for o in overrides}
+
+
+def merge(old: Experiment, new: Experiment, schedule: Schedule) -> Experiment:
+    """`old` with what may change taken from `new`. The schedule's lengths no longer follow from anything."""
     return dataclasses.replace(
         old,
         train=dataclasses.replace(old.train, steps=new.train.steps, tokens=new.train.tokens),
@@ -133,8 +146,8 @@ def merge(old: Experiment, new: Experiment, *, schedule: bool) -> Experiment:
         norms=dataclasses.replace(old.norms, every=new.norms.every),
         checkpoint=new.checkpoint,
         tracking=new.tracking,
-        schedule=new.schedule if schedule else old.schedule,
+        schedule=schedule,
         run=new.run,
         choices=new.choices,
-        derived=new.derived,
+        derived={key: how for key, how in new.derived.items() if not key.startswith("schedule.")},
     )

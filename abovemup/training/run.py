@@ -94,9 +94,11 @@ def train(
         terminal = Terminal(Console(stderr=json_output), title(exp), exp.train.steps, batch_tokens)
         if folder is not None:
             source = checkpoint.choose(folder, step, lambda text: terminal.note(f"warning: {text}"))
+            if source is None:
+                terminal.note(f"{folder} has no whole checkpoint: it starts again from step 0")
         trainer = build(exp, stop, terminal)
         if origin is not None:
-            lineage.refuse_other_data(origin, trainer.corpus.manifest)
+            lineage.check_origin(origin, trainer.corpus.manifest, terminal.note)
         last_row: int | None = None
         if source is not None:
             state = checkpoint.load(source)
@@ -124,13 +126,14 @@ def title(exp: Experiment) -> str:
 
 def build(exp: Experiment, stop: Stop, terminal: Terminal) -> Trainer:
     """Data, model and optimizer, as initialised."""
-    where = device(exp.train)
+    # Written down, so that a run that goes on where there is a GPU does not move to it by itself.
+    exp = dataclasses.replace(exp, train=dataclasses.replace(exp.train, device=device(exp.train)))
     for sentence in exp.cannot_match:
         terminal.note(f"{exp.experiment} cannot match: {sentence}")
     corpus = open_corpus(exp, terminal.note)
     corpus.require(exp.train.steps * exp.train.batch_size)
     torch.set_num_threads(exp.train.threads)
-    trainer = Trainer(exp, corpus, where, stop)
+    trainer = Trainer(exp, corpus, stop)
     if exp.train.micro_batch == "auto":
         trainer.fit_micro_batch()
     return trainer
@@ -190,15 +193,16 @@ class Leg:
     def run(self, last_row: int | None) -> Outcome:
         """Train to the end, to a stop or to a divergence; leave the run directory whole in each case."""
         self.stop.graceful()
-        io.save(self.exp, self.folder / "config.yaml")
-        self.summarise("running")
         metrics = self.folder / "metrics.jsonl"
+        checkpoint.forget_after(self.folder / "checkpoints", self.trainer.t)
         if last_row is None:
             metrics.unlink(missing_ok=True)
         else:
             jsonl.rewind(metrics, last_row, warn=self.terminal.note)
             for row in jsonl.read(metrics):
                 self.tally.add(row)
+        io.save(self.exp, self.folder / "config.yaml")
+        self.summarise("running")
         self.jsonl = JsonlSink(metrics, last_row)
         self.wandb = WandbSink(self.folder, self.exp, self.terminal.note)
         self.terminal.begin(self.trainer.t)
@@ -236,9 +240,11 @@ class Leg:
     def advice(self, error: BaseException) -> str | None:
         """What to do about memory or a disk that ran out; None for anything else."""
         go_on = f"continue with --resume {self.folder}"
+        if out_of_memory(error) and self.trainer.pending is not None:
+            return f"out of memory in an evaluation with eval.batch={self.exp.eval.batch}: make it smaller."
         if out_of_memory(error):
             micro = self.exp.train.micro_batch
-            return f"out of memory with train.micro_batch={micro}: train.micro_batch=auto finds what fits.\n{error}"
+            return f"out of memory with train.micro_batch={micro}: train.micro_batch=auto finds what fits."
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"{error.strerror} in {self.folder}: free some space, then {go_on}"
         return None
@@ -266,7 +272,9 @@ class Leg:
         return True
 
     def keep_always(self, step: int) -> bool:
-        return self.exp.checkpoint.every == "pow2" and due("pow2", step, self.trainer.batch_tokens)
+        tokens = step * self.trainer.batch_tokens
+        due_at_pow2 = self.exp.checkpoint.every == "pow2" and due("pow2", step, self.trainer.batch_tokens)
+        return due_at_pow2 or tokens.bit_count() == 1  # points to branch from
 
     def end(self, status: str, error: BaseException | None = None) -> Outcome:
         summary = self.summarise(status, error)

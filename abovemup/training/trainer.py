@@ -13,10 +13,12 @@ from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.data.corpus import Corpus
-from abovemup.model.llama import Llama, specs
-from abovemup.optim.build import build_optimizer, load_state_by_name, state_by_name
+from abovemup.model.llama import Llama
+from abovemup.model.roles import specs
+from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from abovemup.optim.schedule import factor
+from abovemup.optim.state import load_state_by_name, state_by_name
 from abovemup.tracking.norms import NormTracker
 from abovemup.tracking.records import Record
 from abovemup.training.checkpoint import State
@@ -39,10 +41,9 @@ class Trainer:
     trainer as it was before the step, or with `pending`: a row that only waits for its evaluation.
     """
 
-    def __init__(
-        self, exp: Experiment, corpus: Corpus, device: torch.device, stop: Callable[[], bool] = lambda: False
-    ) -> None:
-        self.exp, self.corpus, self.device, self.stop = exp, corpus, device, stop
+    def __init__(self, exp: Experiment, corpus: Corpus, stop: Callable[[], bool] = lambda: False) -> None:
+        self.exp, self.corpus, self.stop = exp, corpus, stop
+        self.device = device = torch.device(exp.train.device)
         self.t = 0
         self.pending: Record | None = None
         self.batch_tokens = exp.train.batch_size * exp.train.seq_len
@@ -128,20 +129,20 @@ class Trainer:
         batch_size = self.exp.train.batch_size
         batch = self.corpus.batch((t - 1) * batch_size, batch_size)
         total = max(scored(batch[:, 1:]), 1)
-        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        losses = []
         micro = self.exp.train.micro_batch
         for part in batch.split(batch_size if micro == "auto" else micro):  # auto: settled by fit_micro_batch
             if self.stop():
                 self.optimizer.zero_grad(set_to_none=True)
                 raise Interrupted
-            loss += self.backward(part.to(self.device, non_blocking=True), total)
+            losses.append(self.backward(part.to(self.device, non_blocking=True), total))
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         grad_norm = torch.nn.utils.get_total_norm(grads)
-        values = torch.stack([loss / total, grad_norm.double()]).tolist()  # one synchronisation
-        if self.exp.optimizer.clip is not None and values[1] > self.exp.optimizer.clip:
-            # Never by a non-finite factor: one NaN would turn every other gradient into NaN.
-            torch._foreach_mul_(grads, self.exp.optimizer.clip / values[1])
-        return values[0], values[1]
+        *sums, norm = torch.stack([*losses, grad_norm]).tolist()  # one synchronisation
+        clip = self.exp.optimizer.clip
+        if clip is not None and clip < norm < math.inf:  # by a finite factor: one NaN would spoil every gradient
+            torch._foreach_mul_(grads, clip / norm)
+        return sum(sums) / total, norm
 
     def backward(self, windows: Tensor, total: int) -> Tensor:
         """Add the gradients of one micro-batch, windows (b, seq_len + 1); returns its summed loss."""
@@ -204,16 +205,24 @@ class Trainer:
     def fit_micro_batch(self) -> None:
         """Settle `train.micro_batch=auto`: the largest divisor of the batch whose forward and backward fit, tried."""
         batch_size = self.exp.train.batch_size
-        for size in (n for n in range(batch_size, 0, -1) if batch_size % n == 0):
-            try:
-                self.backward(self.corpus.batch(0, size).to(self.device), size)
-                self.exp = replace(self.exp, train=replace(self.exp.train, micro_batch=size))
-                return
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not out_of_memory(error) or size == 1:
-                    raise
-            finally:
-                self.optimizer.zero_grad(set_to_none=True)
+        # Held meanwhile: what the first optimizer step will add (a momentum and a stack of updates).
+        reserve = [torch.zeros_like(p) for p in self.parameters.values() for _ in range(2)]
+        size = next(n for n in range(batch_size, 0, -1) if batch_size % n == 0 and self._fits(n))
+        del reserve
+        self.exp = replace(self.exp, train=replace(self.exp.train, micro_batch=size))
+
+    def _fits(self, size: int) -> bool:
+        try:
+            self.backward(self.corpus.batch(0, size).to(self.device), size)
+            return True
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not out_of_memory(error) or size == 1:
+                raise
+            return False
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from abovemup.model.llama import Llama, specs
+from abovemup.model.llama import Llama
+from abovemup.model.roles import specs
 from tests import tiny
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from abovemup.model.llama import Llama, specs
+from abovemup.model.llama import Llama
+from abovemup.model.roles import specs
 from tests import tiny
 
 

@@ -7,8 +7,9 @@ import torch
 from torch.nn import Parameter
 
 from abovemup.config.errors import RequestError
-from abovemup.optim.build import build_optimizer, load_state_by_name, state_by_name
+from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
+from abovemup.optim.state import load_state_by_name, state_by_name
 from tests.optim.make import SHAPES, SPECS, TABLES, Spec, experiment, parameters, set_grads
 
 

@@ -45,16 +45,22 @@ def check_what_is_left(end: Ended, signum: signal.Signals, folder: Path) -> Path
     return left
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_at_any_moment(part: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("moment", ["importing", "starting", "training"])
+def test_at_any_moment(moment: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print("seed of the moment:", seed)
     dice = random.Random(seed)
     signum = dice.choice(list(CODES))
-    with started(tmp_path, "train", *tiny("train.steps=100000", "eval.every=50", "checkpoint.every=0")) as process:
-        time.sleep(dice.uniform(0.5, 2) + 1.5 * part)  # from the first imports to the loop
+    endless = tiny("train.steps=100000", "eval.every=50", "checkpoint.every=0", "run.name=one")
+    with started(tmp_path, "train", *endless) as process:
+        if moment == "training":
+            enough = dice.randint(1, 120)
+            assert until(process, lambda: rows_in(tmp_path / "runs/one") >= enough), ended(process)
+        else:
+            time.sleep(dice.uniform(0.5, 1.5) if moment == "importing" else dice.uniform(1.5, 6))
         process.send_signal(signum)
-        check_what_is_left(ended(process), signum, tmp_path)
+        left = check_what_is_left(ended(process), signum, tmp_path)
+    assert (moment != "training") or left is not None
 
 
 @pytest.mark.parametrize("signum", CODES)

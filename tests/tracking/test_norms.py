@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from abovemup.model.llama import specs
+from abovemup.model.roles import specs
 from abovemup.tracking import norms
 from abovemup.tracking.norms import NormTracker
 from tests import tiny

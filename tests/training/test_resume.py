@@ -1,4 +1,4 @@
-"""Resume in any number of legs gives the bits of the uninterrupted run: weights, losses, lr, rows (cases 39, 40, 47)."""
+"""Any number of legs gives the bits of the uninterrupted run: weights, losses, lr, rows (cases 39, 40, 47)."""
 
 import json
 import os
@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
 from abovemup.training import trainer as trainer_module
 from abovemup.training.run import train
 from abovemup.training.trainer import Trainer
-from tests.training.tiny import rows, run, same_bits, weights
+from tests.training.tiny import rows, run, same_bits, weights, write_text
 
 
 @pytest.fixture
@@ -183,9 +184,7 @@ def test_a_tail_branched_off_is_the_decayed_run(elsewhere: Path) -> None:
     tail = ["schedule=wsd", "schedule.warmup=0", "schedule.decay=4", "train.steps=8"]
     run(*tail, "run.dir=straight")
     run("train.steps=6", "checkpoint.every=pow2", "run.dir=trunk")
-    assert sorted(p.name for p in Path("trunk/checkpoints").iterdir()) == [
-        f"step_{step:08d}" for step in (1, 2, 4, 6)
-    ]
+    assert sorted(p.name for p in Path("trunk/checkpoints").iterdir()) == [f"step_{step:08d}" for step in (1, 2, 4, 6)]
     outcome = run(*tail, "run.dir=tail", branch="trunk@2^9")
     assert outcome.status == "finished"
     assert same_bits(weights(Path("tail"), 8), weights(Path("straight"), 8))
@@ -250,3 +249,63 @@ def test_the_random_state_goes_on(elsewhere: Path) -> None:
     torch.manual_seed(6)
     run("train.steps=7", resume="a")
     assert torch.equal(torch.load("a/checkpoints/step_00000007/state.pt")["rng"], saved)
+
+
+def test_a_tied_run_resumes_with_one_tensor(elsewhere: Path) -> None:
+    """Case 8: one tensor in the gradient norm, in the checkpoint and after a resume."""
+    tied = ["model.tie_embeddings=true", "optimizer=muon"]
+    run(*tied, "run.dir=straight")
+    run(*tied, "run.dir=legs")
+    run(resume="legs@2")
+    assert rows(Path("legs")) == rows(Path("straight"))
+    saved = weights(Path("legs"), 6)
+    assert "head.weight" not in saved
+    assert same_bits(saved, weights(Path("straight"), 6))
+
+
+def test_other_data_is_refused(elsewhere: Path) -> None:
+    write_text()
+    run("data=text", "data.path=text", "tokenizer=byte", "run.dir=r")
+    Path("text/0.txt").write_text("another text " * 100)
+    with pytest.raises(RequestError, match="has changed since"):
+        run(resume="r@2")
+
+
+def test_a_warmup_in_fractions_stays_what_it_was(elsewhere: Path) -> None:
+    """However often a longer run goes on: lr(step) must not follow the horizon."""
+    run("run.dir=a", "schedule.warmup=0.5")
+    run("train.steps=24", resume="a")
+    straight = rows(Path("a"))
+    run(resume="a@8")
+    assert rows(Path("a")) == straight
+    assert rows(train([], config_file=Path("a/config.yaml")).dir)[1:6] == straight[1:6]
+    assert compose([], config_file=Path("a/config.yaml")).schedule.warmup == 3
+
+
+@pytest.mark.parametrize("place", ["run.dir=b", "run.name=b"])
+def test_a_resumed_run_stays_in_its_folder(elsewhere: Path, place: str) -> None:
+    run("run.dir=a")
+    with pytest.raises(RequestError, match=f"{place} would be another"):
+        run(place, "train.steps=8", resume="a")
+
+
+def test_a_refused_resume_leaves_the_summary(elsewhere: Path) -> None:
+    run("run.dir=a")
+    Path("a/metrics.jsonl").unlink()
+    with pytest.raises(RequestError, match=r"metrics.jsonl"):
+        run("train.steps=8", resume="a")
+    assert json.loads(Path("a/summary.json").read_text())["status"] == "finished"
+    assert "steps: 6" in Path("a/config.yaml").read_text()
+
+
+def test_going_back_forgets_what_came_after(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, stop_at: Callable[..., None]
+) -> None:
+    run("run.dir=straight")
+    run("run.dir=legs")
+    stop_at(3)
+    assert run(resume="legs@2").exit_code == 143
+    monkeypatch.undo()
+    monkeypatch.chdir(elsewhere)
+    run(resume="legs")
+    assert rows(Path("legs")) == rows(Path("straight"))

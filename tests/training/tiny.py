@@ -54,3 +54,10 @@ def weights(folder: Path, step: int) -> dict[str, Tensor]:
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def write_text() -> None:
+    """A corpus `text/` of 60 documents in the working directory."""
+    Path("text").mkdir()
+    for i in range(60):
+        Path(f"text/{i}.txt").write_text(f"document {i} " + "ten words of text that are not very many " * 30)
