@@ -220,6 +220,7 @@ def closing_lines(summary: Summary) -> list[str]:
     row("training loss", summary.get("loss"), "   last batch")
     row("validation loss", summary.get("val_loss"), "" if bits is None else f"   {bits:.4f} bits per byte")
     row("unigram entropy", summary.get("unigram_entropy"), "   the loss of knowing token frequencies only")
+    row("entropy rate", summary.get("entropy_rate"), "   the least loss there is: the source is known")
     folder = shlex.quote(str(summary["dir"])) if summary.get("dir") else None
     if folder:
         lines.append(f"  {'run':<17}{safe(folder)}")

@@ -283,7 +283,8 @@ class Leg:
             summary["sample"] = continuation(model, coder, "", 64, 0.8, self.exp.train.seed, self.exp.train.seq_len)
         self.jsonl.close(summary)
         self.wandb.close(summary)
-        summary["wandb"] = self.wandb.describe()
+        if self.wandb.mode != "disabled":
+            summary["wandb"] = self.wandb.describe()
         self.terminal.close(summary)
         code = {"finished": 0, "diverged": 3, "interrupted": self.stop.exit_code}.get(status, 4)
         return Outcome(status, self.folder, summary, code)
@@ -303,6 +304,7 @@ class Leg:
             "bits_per_byte": last.get("val/bits_per_byte"),
             "best_val_loss": best if math.isfinite(best) else None,
             "unigram_entropy": trainer.corpus.unigram_entropy,
+            "entropy_rate": trainer.corpus.entropy_rate,
             "output_norm": last.get("norm/head/rms_to_inf"),
             "tokens_per_second": last.get("tokens_per_second"),
             "parameters": count,

@@ -1,12 +1,15 @@
 """Ctrl-C and SIGTERM: the first asks the loop to stop and keep what it has, a second Ctrl-C ends at once."""
 
+import os
 import signal
+import threading
 from types import FrameType, TracebackType
 
 
 class Stop:
     """Within `with Stop() as stop:` a signal sets `stop.signum`; the loop looks at `stop()` between micro-batches.
 
+    A second Ctrl-C is noticed by a thread, which need not wait, as Python's handlers do, for a long kernel to return.
     Before `graceful()` is called there is nothing to keep: a signal then raises KeyboardInterrupt or SystemExit(143).
     """
 
@@ -26,19 +29,32 @@ class Stop:
         return 128 + (self.signum or 0)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        # A second signal reaches the default action, which ends the process even inside a long kernel.
         if not self._graceful:
             if signum == signal.SIGINT:
                 raise KeyboardInterrupt
             raise SystemExit(128 + signum)
         self.signum = signum
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def _watch(self, reader: int) -> None:
+        """Read the number of each signal as it comes; ends with the pipe's other end."""
+        seen = False
+        while byte := os.read(reader, 1):
+            if seen and byte[0] == signal.SIGINT:
+                os._exit(128 + signal.SIGINT)
+            seen |= byte[0] in self._before
+        os.close(reader)
 
     def __enter__(self) -> "Stop":
         for signum in (signal.SIGINT, signal.SIGTERM):
             self._before[signum] = signal.signal(signum, self._handle)
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self._writer)
         for signum, handler in self._before.items():
             signal.signal(signum, handler)  # type: ignore[arg-type]

@@ -48,6 +48,7 @@ class Trainer:
         self.pending: Record | None = None
         self.batch_tokens = exp.train.batch_size * exp.train.seq_len
         self.model = Llama(exp.model, exp.parameterization)
+        torch.manual_seed(exp.train.seed)  # for a user's own optimizer; nothing of ours draws from it
         self.model.init_weights(exp.train.seed)
         self.model.to(device)
         # Compiled beside the model, not instead of it: names in checkpoints and logs stay the plain ones.

@@ -20,9 +20,9 @@ SMALL += ["eval.every=0", "checkpoint.every=0"]
 
 
 def test_the_bare_loop_trains_the_same_model() -> None:
-    exp = compose([*SMALL, "train.steps=3"])
+    exp = compose([*SMALL, "train.steps=3", "train.device=cpu"])
     corpus = open_corpus(exp)
-    ours, peer = (Trainer(exp, corpus, torch.device("cpu")) for _ in range(2))
+    ours, peer = (Trainer(exp, corpus) for _ in range(2))
     for t in (1, 2, 3):
         ours.advance()
         loop.bare_step(peer, t)
@@ -31,9 +31,9 @@ def test_the_bare_loop_trains_the_same_model() -> None:
 
 
 def test_measuring_the_norms_leaves_the_run_alone() -> None:
-    exp = compose([*SMALL, "train.steps=9"])
+    exp = compose([*SMALL, "train.steps=9", "train.device=cpu"])
     corpus = open_corpus(exp)
-    ours, straight = (Trainer(exp, corpus, torch.device("cpu")) for _ in range(2))
+    ours, straight = (Trainer(exp, corpus) for _ in range(2))
     for _ in range(2):
         ours.advance()
         straight.advance()
