@@ -45,7 +45,7 @@ def _root(
 
 
 def main() -> NoReturn:
-    """The console script: runs what was typed and exits with the code of DESIGN section 3."""
+    """The console script: runs what was typed and exits with the code that README lists."""
     sys.exit(run(sys.argv[1:]))
 
 
