@@ -9,9 +9,11 @@
 Tensors and plain types only, so `torch.load` reads them with its safe default.
 """
 
+import errno
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -63,6 +65,14 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+def _write(content: object, path: Path) -> None:
+    try:
+        torch.save(content, path)
+    except RuntimeError as error:
+        # torch reports a short write as an inconsistency of its own container.
+        raise OSError(errno.ENOSPC, "the checkpoint could not be written whole", str(path)) from error
+
+
 def save(folder: Path, state: State) -> Path:
     """Write `state` under `folder` (`checkpoints/`); whole when this returns, absent when it does not.
 
@@ -75,7 +85,7 @@ def save(folder: Path, state: State) -> Path:
     try:
         rest = {key: getattr(state, key) for key in REST}
         for name, content in zip(FILES, (state.model, state.optimizer, rest), strict=True):
-            torch.save(content, aside / name)
+            _write(content, aside / name)
             _sync(aside / name)
         files = {n: {"bytes": (aside / n).stat().st_size, "sha256": _sha256(aside / n)} for n in FILES}
         manifest = {"step": state.step, "tokens": state.tokens, "files": files}
@@ -127,17 +137,32 @@ def load(path: Path) -> State:
 
     Raises RequestError when it is whole but lacks a part of the state.
     """
-    model, optimizer, rest = (torch.load(path / name, map_location="cpu", weights_only=True) for name in FILES)
-    missing = [key for key in REST if key not in rest]
-    if missing:
+    model, optimizer, rest = (_read(path / name) for name in FILES)
+    if missing := [key for key in REST if key not in rest]:
         raise RequestError(f"{path} lacks {', '.join(missing)}: it cannot be continued exactly. Choose another @STEP.")
-    return State(model=model, optimizer=optimizer, **rest)
+    return State(model=model, optimizer=optimizer, **{key: rest[key] for key in REST})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
+        raise RequestError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict):
+        raise RequestError(f"{path} is not what a checkpoint holds. Choose another @STEP.")
+    return content
+
+
+def load_model(path: Path) -> dict[str, Tensor]:
+    """The weights of a complete checkpoint alone. Raises RequestError."""
+    return _read(path / "model.pt")
 
 
 def choose(run: Path, step: int | None, warn: Callable[[str], None]) -> Path | None:
     """The newest complete checkpoint of a run, or exactly the one of `step`. None: there is none yet.
 
-    Damaged ones are skipped with a warning. Raises RequestError when `step` is given and absent or damaged.
+    Damaged ones are skipped with a warning. Raises RequestError when `step` is given and absent or damaged, and when
+    all are damaged.
     """
     found = steps(run / "checkpoints")
     if step is not None:
@@ -152,6 +177,8 @@ def choose(run: Path, step: int | None, warn: Callable[[str], None]) -> Path | N
             warn(f"skipping the damaged checkpoint {path}: {wrong}")
         else:
             return path
+    if found:
+        raise RequestError(f"{run} has no whole checkpoint left. Start a new run, or delete {run} and begin again.")
     return None
 
 

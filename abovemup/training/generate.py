@@ -20,10 +20,13 @@ def generate(run: str, prompt: str, tokens: int, temperature: float, seed: int) 
         raise RequestError(f"{folder} has no whole checkpoint yet. Let it train until its first one.")
     coder = open_coder(exp, folder)
     model = Llama(exp.model, exp.parameterization)
-    weights = checkpoint.load(path).model
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+    weights = checkpoint.load_model(path)
+    if exp.model.tie_embeddings:
+        weights |= {"head.weight": weights["embedding.weight"]}
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RequestError(f"{path} does not hold the model of {folder}/config.yaml.") from error
     return prompt + continuation(model, coder, prompt, tokens, temperature, seed, exp.train.seq_len)
 
 

@@ -46,7 +46,7 @@ def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> tup
     Raises RequestError when the overrides change more than horizon, cadences and tracking, naming both values.
     """
     name, point = split_at(text)
-    if point is not None and not point.isdigit():
+    if point is not None and not (point.isascii() and point.isdigit()):
         raise RequestError(f"--resume {text}: the part after @ is a step, for example {name}@100.")
     folder = run_folder(name)
     old = io.load(folder / "config.yaml")
@@ -106,14 +106,27 @@ def refuse_changes(old: Experiment, new: Experiment, allowed: Iterable[str], ove
         )
 
 
+def check_unstarted(folder: Path) -> None:
+    """Raise RequestError when a run without checkpoints has had some: starting again would replace what it did."""
+    try:
+        status = json.loads((folder / "summary.json").read_text())["status"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # ended before its first line was written
+    if status not in ("running", "failed"):
+        raise RequestError(f"the checkpoints of {folder} are gone, and it is {status}. Start a new run.")
+
+
 def check_origin(folder: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> None:
     """Raise RequestError when the tokens are not those that the run in `folder` began with; note another torch."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
-        old, torch_before = summary["data"], summary["versions"]["torch"]
-    except (OSError, ValueError, KeyError) as error:
-        raise RequestError(f"{folder}/summary.json does not say what data the run reads: {error}.") from error
-    before, now = tokens_of(old), tokens_of(manifest)
+        before, torch_before = tokens_of(summary["data"]), summary["versions"]["torch"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{folder}/summary.json does not say which data the run began with ({type(error).__name__}: {error}).\n"
+            "Restore the file, or start a new run."
+        ) from error
+    now = tokens_of(manifest)
     if before != now:
         raise RequestError(
             f"the data of {folder} has changed since the run began: its tokens were {before}, are now {now}.\n"

@@ -2,9 +2,11 @@
 
 import dataclasses
 import errno
+import itertools
 import math
+import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,15 +91,16 @@ def train(
         if folder is None:
             if not any(o.lstrip("+").startswith("run.") for o in overrides):
                 exp = dataclasses.replace(exp, run=Run(name=None, dir=None))  # a repeated run gets a folder of its own
-            refuse_existing(exp)
+            check_folder(exp)
         batch_tokens = exp.train.batch_size * exp.train.seq_len
         terminal = Terminal(Console(stderr=json_output), title(exp), exp.train.steps, batch_tokens)
         if folder is not None:
             source = checkpoint.choose(folder, step, lambda text: terminal.note(f"warning: {text}"))
             if source is None:
-                terminal.note(f"{folder} has no whole checkpoint: it starts again from step 0")
+                lineage.check_unstarted(folder)
+                terminal.note(f"{folder} was ended before its first checkpoint: it starts again from step 0")
         trainer = build(exp, stop, terminal)
-        if origin is not None:
+        if origin is not None and source is not None:
             lineage.check_origin(origin, trainer.corpus.manifest, terminal.note)
         last_row: int | None = None
         if source is not None:
@@ -109,6 +112,7 @@ def train(
             else:
                 state.pending = None  # a row of the parent's
             trainer.load(state, str(source))
+        stop.graceful()  # from here on there is something to keep
         if folder is None:
             folder = new_folder(exp)
             stack.callback(lock(folder).release)
@@ -139,35 +143,46 @@ def build(exp: Experiment, stop: Stop, terminal: Terminal) -> Trainer:
     return trainer
 
 
-def explicit_folder(exp: Experiment) -> Path | None:
+def wanted_folder(exp: Experiment) -> tuple[Path, bool]:
+    """The run's folder, and whether the user named it. A made-up name is free to take a number."""
     if exp.run.dir is not None:
-        return Path(exp.run.dir)
-    return None if exp.run.name is None else Path("runs") / exp.run.name
+        return Path(exp.run.dir), True
+    if exp.run.name is not None:
+        return Path("runs") / exp.run.name, True
+    lr = f"{exp.optimizer.lr:g}"
+    name = f"{exp.model.name}-{exp.parameterization.name}-{exp.optimizer.name}-lr{lr}-s{exp.train.seed}"
+    return Path("runs") / name, False
 
 
-def refuse_existing(exp: Experiment) -> None:
-    path = explicit_folder(exp)
-    if path is not None and path.exists():
-        raise RequestError(f"{path} exists already. Choose another run.name, or continue it: --resume {path}")
+def check_folder(exp: Experiment) -> None:
+    """Raise RequestError, before anything costs time, for a folder that cannot be made or is another run's."""
+    path, named = wanted_folder(exp)
+    if named and os.path.lexists(path):
+        hint = f", or continue it: --resume {path}" if (path / "config.yaml").is_file() else ""
+        raise RequestError(f"{path} exists already. Choose another run.name or run.dir{hint}.")
+    for parent in path.parents:
+        if os.path.lexists(parent) and not parent.is_dir():
+            raise RequestError(f"cannot create {path}: {parent} is not a folder. Choose another run.dir.")
+        if (parent / "config.yaml").is_file() and (parent / "metrics.jsonl").is_file():
+            raise RequestError(f"{path} would lie inside another run, {parent}. Choose another run.dir.")
 
 
 def new_folder(exp: Experiment) -> Path:
     """Create the run's own folder, exclusively: two runs started in the same second get two folders."""
-    lr = f"{exp.optimizer.lr:g}"
-    made_up = f"{exp.model.name}-{exp.parameterization.name}-{exp.optimizer.name}-lr{lr}-s{exp.train.seed}"
-    first = path = explicit_folder(exp) or Path("runs") / made_up
-    n = 1
-    while True:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
-            return path
-        except FileExistsError:
-            refuse_existing(exp)
-            n += 1
-            path = first.with_name(f"{first.name}-{n}")
-        except OSError as error:
-            raise RequestError(f"cannot create {path}: {error.strerror}. Choose another run.dir.") from error
+    first, named = wanted_folder(exp)
+    try:
+        first.parent.mkdir(parents=True, exist_ok=True)
+        for n in itertools.count(1):
+            path = first if n == 1 else first.with_name(f"{first.name}-{n}")
+            try:
+                path.mkdir()
+                return path
+            except FileExistsError:
+                if named:
+                    check_folder(exp)
+    except OSError as error:
+        raise RequestError(f"cannot create {first}: {error.strerror}. Choose another run.dir.") from error
+    raise AssertionError("numbers do not end")
 
 
 def lock(folder: Path) -> FileLock:
@@ -192,7 +207,6 @@ class Leg:
 
     def run(self, last_row: int | None) -> Outcome:
         """Train to the end, to a stop or to a divergence; leave the run directory whole in each case."""
-        self.stop.graceful()
         metrics = self.folder / "metrics.jsonl"
         checkpoint.forget_after(self.folder / "checkpoints", self.trainer.t)
         if last_row is None:
@@ -209,8 +223,10 @@ class Leg:
         try:
             status = self.loop()
         except BaseException as error:
-            self.end("failed", error)
-            if advice := self.advice(error):
+            advice = self.advice(error)
+            with suppress(OSError):  # the disk may be what failed
+                self.end("failed", error)
+            if advice is not None:
                 raise RunFailed(advice) from error
             raise
         return self.end(status)
@@ -245,6 +261,8 @@ class Leg:
         if out_of_memory(error):
             micro = self.exp.train.micro_batch
             return f"out of memory with train.micro_batch={micro}: train.micro_batch=auto finds what fits."
+        if isinstance(error, SystemExit):  # not ours, and its code must not become the command's
+            return f"something in the run called sys.exit({error.code}): {go_on}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return f"{error.strerror} in {self.folder}: free some space, then {go_on}"
         return None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -108,13 +109,36 @@ def test_rows_after_the_checkpoint_and_a_torn_line_are_taken_back(elsewhere: Pat
     assert rows(Path("torn")) == rows(Path("straight"))
 
 
-def test_without_a_checkpoint_it_starts_again(elsewhere: Path) -> None:
+def test_killed_before_the_first_checkpoint_it_starts_again(elsewhere: Path) -> None:
     run("run.dir=straight")
+    run("run.dir=bare")
+    shutil.rmtree("bare/checkpoints")
+    with pytest.raises(RequestError, match="are gone, and it is finished"):
+        run(resume="bare")
+    summary = Path("bare/summary.json")
+    summary.write_text(summary.read_text().replace('"status": "finished"', '"status": "running"'))
+    run(resume="bare")
+    assert rows(Path("bare")) == rows(Path("straight"))
+
+
+def test_when_all_checkpoints_are_damaged_nothing_is_touched(elsewhere: Path) -> None:
     run("run.dir=bare")
     for path in Path("bare/checkpoints").iterdir():
         (path / "model.pt").write_bytes(b"torn")
-    run(resume="bare")
-    assert rows(Path("bare")) == rows(Path("straight"))
+    before = rows(Path("bare"))
+    with pytest.raises(RequestError, match="no whole checkpoint left"):
+        run(resume="bare")
+    assert rows(Path("bare")) == before
+
+
+@pytest.mark.parametrize("content", ["[]", '{"data": 5}', "", None])
+def test_a_damaged_summary_names_the_fix(elsewhere: Path, content: str | None) -> None:
+    run("run.dir=r")
+    Path("r/summary.json").unlink()
+    if content is not None:
+        Path("r/summary.json").write_text(content)
+    with pytest.raises(RequestError, match="Restore the file, or start a new run"):
+        run(resume="r@4")
 
 
 def test_a_longer_constant_run_is_the_run_of_that_length(elsewhere: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,27 @@ def test_a_folder_belongs_to_one_run(elsewhere: Path) -> None:
         with pytest.raises(RequestError, match="exists already"):
             run(again, "train.steps=1")
     assert {path: path.read_bytes() for path in Path("runs/mine").rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("place", ["file/x", "file/x/y", "mine/sub", "mine/checkpoints/sub", "link"])
+def test_a_folder_that_cannot_be_a_run(elsewhere: Path, place: str) -> None:
+    Path("file").touch()
+    Path("link").symlink_to("nowhere")
+    run("run.dir=mine", "train.steps=1")
+    with pytest.raises(RequestError, match=r"run\.dir"):
+        run(f"run.dir={place}", "train.steps=1")
+
+
+def test_runs_is_a_file(elsewhere: Path) -> None:
+    Path("runs").touch()
+    with pytest.raises(RequestError, match="runs is not a folder"):
+        run("train.steps=1")
+
+
+def test_a_step_that_calls_exit_is_a_failure(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trainer, "gradients", lambda self, t: sys.exit(0))
+    with pytest.raises(RunFailed, match=r"called sys\.exit\(0\)"):
+        run("run.dir=r")
 
 
 def test_one_pass_unless_told_otherwise(elsewhere: Path) -> None:
