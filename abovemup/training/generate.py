@@ -27,20 +27,19 @@ def generate(run: str, prompt: str, tokens: int, temperature: float, seed: int) 
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise RequestError(f"{path} does not hold the model of {folder}/config.yaml.") from error
-    return prompt + continuation(model, coder, prompt, tokens, temperature, seed, exp.train.seq_len)
+    return write(model, coder, prompt, tokens, temperature, seed, exp.train.seq_len)
 
 
-def continuation(
-    model: Llama, coder: Coder, prompt: str, tokens: int, temperature: float, seed: int, context: int
-) -> str:
-    """Text that follows `prompt`, which stands at the start of a document; the last `context` tokens are seen."""
+def write(model: Llama, coder: Coder, prompt: str, tokens: int, temperature: float, seed: int, context: int) -> str:
+    """A document that begins with `prompt`, and `tokens` tokens more; the last `context` tokens are seen."""
+    begun = coder.encode(prompt)
     ids = sample(
         model,
-        [coder.eot, *coder.encode(prompt)],
+        [coder.eot, *begun],
         tokens,
         temperature,
         torch.Generator().manual_seed(seed),
         context=context,
         vocab=coder.size,
     )
-    return coder.decode(ids)
+    return coder.decode([*begun, *ids])

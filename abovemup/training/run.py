@@ -31,7 +31,7 @@ from abovemup.tracking.wandb import WandbSink
 from abovemup.training import checkpoint, lineage
 from abovemup.training.device import device
 from abovemup.training.evaluate import Interrupted
-from abovemup.training.generate import continuation
+from abovemup.training.generate import write
 from abovemup.training.signals import Stop
 from abovemup.training.trainer import Diverged, Trainer, out_of_memory
 
@@ -298,7 +298,7 @@ class Leg:
         summary = self.summarise(status, error)
         if status == "finished":
             model, coder = self.trainer.model, self.trainer.corpus.coder
-            summary["sample"] = continuation(model, coder, "", 64, 0.8, self.exp.train.seed, self.exp.train.seq_len)
+            summary["sample"] = write(model, coder, "", 64, 0.8, self.exp.train.seed, self.exp.train.seq_len)
         self.jsonl.close(summary)
         self.wandb.close(summary)
         if self.wandb.mode != "disabled":

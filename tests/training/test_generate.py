@@ -1,0 +1,41 @@
+"""Text from a run, with the run's own tokenizer and nothing but its newest weights."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from abovemup.config.errors import RequestError
+from abovemup.training.generate import generate
+from tests.training.tiny import run, write_text
+
+TEXT = ["data=text", "data.path=text", "tokenizer=bpe", "tokenizer.vocab_size=300", "model.vocab_size=320"]
+
+
+def test_it_needs_the_run_only(elsewhere: Path) -> None:
+    """The data may be edited or gone: the tokenizer that was trained on them is the run's."""
+    write_text()
+    run(*TEXT, "data.allow_repeat=true", "run.dir=r")
+    shutil.rmtree("text")
+    text = generate("r", "document 7", 12, 1.0, 0)
+    assert text.startswith("document 7")
+    assert text == generate("r", "document 7", 12, 1.0, 0)
+    assert text != generate("r", "document 7", 12, 1.0, 1)
+    shutil.rmtree("r/checkpoints/step_00000006/")
+    assert generate("r", "", 3, 0.0, 0)
+
+
+@pytest.mark.parametrize("tie", [False, True])
+def test_numbers_of_the_synthetic_source(elsewhere: Path, tie: bool) -> None:
+    run(f"model.tie_embeddings={tie}", "run.dir=r")
+    words = generate("r", "1 2", 5, 1.0, 0).split()
+    assert words[:2] == ["1", "2"]
+    assert len(words) == 7
+
+
+def test_another_model_is_refused(elsewhere: Path) -> None:
+    run("run.dir=r")
+    config = Path("r/config.yaml")
+    config.write_text(config.read_text().replace("depth: 2\n  heads", "depth: 3\n  heads"))
+    with pytest.raises(RequestError, match=r"does not hold the model of r/config.yaml"):
+        generate("r", "1", 1, 1.0, 0)
