@@ -6,6 +6,7 @@ makes the tokenizer, and of the format, so an edited file gets another folder.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abovemup.config import schema
-from abovemup.config.errors import RequestError
+from abovemup.config.errors import RequestError, RunFailed
 from abovemup.data.readers import BadRecords
 from abovemup.data.shards import ShardWriter, open_shards, shard_dtype
 from abovemup.data.sources import Document, Source, content_hash, find_source, hash64, listing
@@ -33,12 +34,30 @@ SAMPLE = 4_000_000  # bytes of train documents that a BPE is trained on
 SAMPLED = 256  # or all, if there are fewer
 BATCH = 1_000_000  # bytes tokenised at once
 PROGRESS = 10.0  # seconds between lines
+FIX = "Set ABOVEMUP_CACHE to a folder that can be written."
 
 Note = Callable[[str], None]
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("ABOVEMUP_CACHE") or Path.home() / ".cache" / "abovemup").expanduser()
+    """Raises RequestError for the home of nobody."""
+    try:
+        return Path(os.environ.get("ABOVEMUP_CACHE") or "~/.cache/abovemup").expanduser()
+    except RuntimeError as error:
+        raise RequestError(f"no folder for prepared data: {error} {FIX}") from error
+
+
+@contextlib.contextmanager
+def _cache_errors(cache: Path) -> Iterator[None]:
+    """An OSError in here is the cache's: those of the source are RequestErrors, and a closed stdout is the reader's."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunFailed(f"no space left in {cache} (ABOVEMUP_CACHE): free some, or choose another disk.") from error
+        raise RequestError(f"cannot use {cache} for prepared data: {error.strerror or error}. {FIX}") from error
 
 
 class Recipe:
@@ -98,18 +117,19 @@ def prepared(data: schema.Data, tokenizer: schema.Tokenizer, vocab_size: int, no
     source = find_source(data)
     cache = cache_folder()
     seen = listing(source.files)
-    contents = content_hash(source.files, seen, cache / "contents")
-    about = {"format": FORMAT, "source": source.name, "contents": contents, "column": source.column,
-             "skip_bad": data.skip_bad, "tokenizer": recipe.identity}  # fmt: skip
-    folder = cache / "corpora" / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-    found = _open(folder, recipe, lambda _: None)
-    if found is None:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder.with_suffix(".lock"), note):
-            found = _open(folder, recipe, note)  # another process may have made it while we waited
-            if found is None:
-                _prepare(folder, about, source, recipe, seen, note)
-                found = _open(folder, recipe, note)
+    with _cache_errors(cache):
+        contents = content_hash(source.files, seen, cache / "contents")
+        about = {"format": FORMAT, "source": source.name, "contents": contents, "column": source.column,
+                 "skip_bad": data.skip_bad, "tokenizer": recipe.identity}  # fmt: skip
+        folder = cache / "corpora" / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+        found = _open(folder, recipe, lambda _: None)
+        if found is None:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with _locked(folder.with_suffix(".lock"), note):
+                found = _open(folder, recipe, note)  # another process may have made it while we waited
+                if found is None:
+                    _prepare(folder, about, source, recipe, seen, note)
+                    found = _open(folder, recipe, note)
     if found is None:
         raise OSError(f"{folder} was written and cannot be read back")
     return found

@@ -6,6 +6,7 @@ number, or counted and left out (``data.skip_bad=true``).
 """
 
 import json
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -39,6 +40,18 @@ class BadRecords:
             raise RequestError(f"{where}: {reason}\ndata.skip_bad=true leaves bad records out and counts them")
         self.count += 1
         self.first = self.first or f"{where}: {reason}"
+
+
+def existing(key: str, value: str | Path) -> Path:
+    """The file or folder that a setting names. Raises RequestError for none, and for a pipe, which would hang."""
+    try:
+        path = Path(value).expanduser()
+        mode = path.stat().st_mode
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~name of nobody
+        raise RequestError(f"{key}={value}: {getattr(error, 'strerror', None) or error}") from error
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise RequestError(f"{key}={value} is neither a regular file nor a folder")
+    return path
 
 
 def read_documents(path: Path, column: str, bad: BadRecords) -> Iterator[bytes]:

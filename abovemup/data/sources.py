@@ -1,5 +1,6 @@
 """Where text comes from: the standard library, the installed torch, or the files of a user."""
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Data
-from abovemup.data.readers import SUFFIXES, BadRecords, read_documents
+from abovemup.data.readers import SUFFIXES, BadRecords, existing, read_documents
 
 # Tests, tables (a fifth of the bytes) and programs that are not the library.
 NOT_LIBRARY = {
@@ -88,11 +89,11 @@ def _torch_files() -> list[File]:
 def _user_files(data: Data) -> Source:
     if not data.path:
         raise RequestError("data=text needs data.path=: a file or a folder of " + ", ".join(SUFFIXES))
-    root = Path(data.path).expanduser()
-    if not root.exists():
-        raise RequestError(f"data.path={data.path}: there is no such file or folder")
+    root = existing("data.path", data.path)
     names = [root.name] if root.is_file() else _walk(root)
     parent = root.parent if root.is_file() else root
+    # Pipes and devices are no text; a link to nothing is refused when it is read.
+    names = [name for name in names if os.path.isfile(parent / name) or not os.path.exists(parent / name)]
     files = [File(parent / name, name) for name in names if name.lower().endswith(SUFFIXES)]
     if not files:
         found = ", ".join(sorted({Path(name).suffix or name for name in names})[:8]) or "nothing"
@@ -144,8 +145,12 @@ def content_hash(files: list[File], seen: str, memory: Path) -> str:
         digest.update(f"{file.name}\0{inner}\n".encode("utf-8", "surrogateescape"))
     newest = max(max(mtime, ctime) for _, _, _, mtime, ctime, _ in json.loads(seen)) / 1e9
     if started - newest > RACY and listing(files) == seen:
-        memory.mkdir(parents=True, exist_ok=True)
         aside = remembered.with_suffix(f".{os.getpid()}")
-        aside.write_text(digest.hexdigest())
-        os.replace(aside, remembered)
+        with contextlib.suppress(OSError):  # a corpus in a cache that is read only can be read all the same
+            memory.mkdir(parents=True, exist_ok=True)
+            try:
+                aside.write_text(digest.hexdigest())
+                os.replace(aside, remembered)
+            finally:
+                aside.unlink(missing_ok=True)
     return digest.hexdigest()

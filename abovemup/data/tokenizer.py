@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from abovemup.config import schema
 from abovemup.config.errors import RequestError
+from abovemup.data.readers import existing
 
 if TYPE_CHECKING:
     import tokenizers
@@ -157,8 +158,8 @@ def read_hf(path: str | None) -> tuple[str, str | None, Path]:
     """The tokenizer.json at or in `path`, the tokenizer_config.json beside it, and where. Raises RequestError."""
     if not path:
         raise RequestError("tokenizer=hf needs tokenizer.path=: a tokenizer.json, or a folder that holds one")
-    found = Path(path).expanduser()
-    found = found / "tokenizer.json" if found.is_dir() else found
+    found = existing("tokenizer.path", path)
+    found = existing("tokenizer.path", found / "tokenizer.json") if found.is_dir() else found
     try:
         beside = found.with_name("tokenizer_config.json")
         return found.read_text("utf-8"), beside.read_text("utf-8") if beside.exists() else None, found

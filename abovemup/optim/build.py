@@ -122,7 +122,7 @@ def users_own(target: str, groups: list[Group], options: Options) -> Optimizer:
     cls = load_class(target)
     try:
         optimizer = cls(groups, lr=options.lr, **options.args)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise RequestError(f"optimizer.target={target} cannot be constructed: {reason(error)}") from error
     if not isinstance(optimizer, Optimizer):
         raise RequestError(f"optimizer.target={target} is not a torch.optim.Optimizer.")
@@ -139,9 +139,9 @@ def load_class(target: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module of the user's can raise anything
+    except (Exception, SystemExit) as error:  # a module of the user's can raise anything
         raise RequestError(f"optimizer.target={target} cannot be loaded: {reason(error)}") from error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -12,6 +12,7 @@ from abovemup.optim.composite import Composite
 from abovemup.optim.routing import ADAM
 from abovemup.optim.steepest import SteepestDescent
 
+PLAIN = (bool, int, float, complex, str, type(None))
 State = dict[str, Any]  # state name -> tensor (a user's own optimizer may keep plain numbers besides)
 
 
@@ -19,12 +20,28 @@ def state_by_name(optimizer: Optimizer) -> dict[str, State]:
     """Parameter name -> its state, for every parameter of an optimizer that `build_optimizer` made.
 
     The tensors are the optimizer's own, not copies. Where it has none yet, what it would start from is given, so
-    that a state that is missing from a file is always an error.
+    that a state that is missing from a file is always an error. Raises RequestError for a value of a user's own
+    optimizer that could be saved and not be read again.
     """
     result = {}
     for name, p, blank in _parameters(optimizer):
         result[name] = dict(optimizer.state[p]) if optimizer.state.get(p) else blank or {}
+        for key, value in result[name].items():
+            if not _readable(value):
+                raise RequestError(
+                    f"optimizer {type(optimizer).__name__} keeps a {type(value).__name__} as {key} of {name}, which a "
+                    "checkpoint cannot hold: keep tensors, numbers, strings, or lists, tuples and dicts of these."
+                )
     return result
+
+
+def _readable(value: Any) -> bool:
+    """Whether `torch.load` reads it with its safe default, which goes by the exact type: numpy's float is none."""
+    if type(value) is dict:
+        return all(map(_readable, value)) and all(map(_readable, value.values()))
+    if type(value) in (list, tuple):
+        return all(map(_readable, value))
+    return isinstance(value, Tensor) or type(value) in PLAIN
 
 
 @torch.no_grad()

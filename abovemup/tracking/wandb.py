@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from abovemup.config.errors import RequestError
+from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Experiment, Tracking
 from abovemup.tracking.records import Record, Summary, dumps
 
@@ -143,7 +143,8 @@ class WandbSink:
 def push(run_dir: Path) -> str:
     """Upload the whole run in `run_dir` from config.yaml, metrics.jsonl and summary.json; returns its URL.
 
-    Pushing again replaces the earlier push. Raises RequestError when the folder is no run, or W&B cannot be had.
+    Pushing again replaces the earlier push. Raises RequestError when the folder is no run, or there is no wandb or
+    no key; RunFailed when W&B cannot be reached in 8 s, or the upload breaks off.
     """
     for name in ("config.yaml", "metrics.jsonl", "summary.json"):
         if not (run_dir / name).is_file():
@@ -161,7 +162,7 @@ def push(run_dir: Path) -> str:
     for line in process.communicate()[0].splitlines():
         said |= json.loads(line)
     if process.returncode or "url" not in said:
-        raise RequestError(f"W&B: {said.get('note', 'the upload failed')}; nothing in {run_dir} was changed.")
+        raise RunFailed(f"W&B: {said.get('note', 'the upload failed')}; nothing in {run_dir} was changed.")
     return said["url"]
 
 
@@ -208,8 +209,8 @@ def uploaded(summary: Summary) -> dict[str, Any]:
 def start_helper(spec: dict[str, Any], blocking: bool = False) -> subprocess.Popen[bytes]:
     """Start the helper in a session of its own: a Ctrl-C in the terminal is not for it."""
     # What an outer W&B run or agent left in the environment belongs to another run.
-    foreign = ("WANDB_SERVICE", "WANDB_RUN_ID", "WANDB_RESUME", "WANDB_RUN_GROUP", "WANDB_NAME", "WANDB_MODE")
-    env = {key: value for key, value in os.environ.items() if key not in foreign}
+    foreign = ("SERVICE", "RUN_ID", "RESUME", "RUN_GROUP", "NAME", "MODE", "PROJECT", "TAGS")
+    env = {key: value for key, value in os.environ.items() if key not in [f"WANDB_{name}" for name in foreign]}
     here = str(Path(__file__).parents[2])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), here)))
     env.setdefault("WANDB_ERROR_REPORTING", "false")

@@ -102,7 +102,7 @@ def upload(spec: dict[str, Any], say: Any) -> None:
         disable_git=True,
         disable_code=True,
         save_code=False,
-        init_timeout=30,
+        init_timeout=30 if spec["fall_back"] else 8,  # somebody waits for a push
         x_stats_pid=spec["parent"],
     )
     run = wandb.init(
