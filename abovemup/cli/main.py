@@ -1,6 +1,8 @@
 """The command line: one thin file per verb, heavy imports inside them, and one place where errors become exit codes."""
 
 import contextlib
+import errno
+import io
 import os
 import signal
 import sys
@@ -46,6 +48,8 @@ def _root(
 
 def main() -> NoReturn:
     """The console script: runs what was typed and exits with the code that README lists."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal in ASCII gets an é as \xe9
     sys.exit(run(sys.argv[1:]))
 
 
@@ -53,6 +57,7 @@ def run(arguments: list[str]) -> int:
     """The exit code of a command. What goes wrong is one or two lines on stderr; `--debug` adds the traceback."""
     command = typer.main.get_command(app)
     try:
+        _check_surroundings(arguments)
         with command.make_context("abovemup", list(arguments)) as context:
             command.invoke(context)
         if sys.stdout is not None:
@@ -69,14 +74,31 @@ def run(arguments: list[str]) -> int:
         # The reader has left (`| head`): nobody to tell, and the interpreter must not flush into nothing at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except SystemExit as end:
+        if end.code != 128 + signal.SIGTERM:
+            raise
+        return _fail(128 + signal.SIGTERM, "terminated")
     except KeyboardInterrupt:
         return _fail(128 + signal.SIGINT, "interrupted")
     except RunFailed as error:
         return _fail(4, str(error), arguments)
     except Exception as error:
-        text = " ".join(str(error).split())
-        hint = "" if "--debug" in arguments else " (--debug shows the traceback)"
-        return _fail(4, f"{type(error).__name__}: {text}{hint}", arguments)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if isinstance(error, OSError) and error.strerror:
+            text = error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+            if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR):  # a path that no machine could have made
+                return _fail(2, text, arguments)
+        return _fail(4, text + ("" if "--debug" in arguments else " (--debug shows the traceback)"), arguments)
+
+
+def _check_surroundings(arguments: list[str]) -> None:
+    try:
+        "".join(arguments).encode()
+        os.getcwd()
+    except UnicodeEncodeError as error:
+        raise RequestError("the command line holds bytes that are not UTF-8.") from error
+    except FileNotFoundError as error:
+        raise RequestError("the working directory is gone.") from error
 
 
 def _fail(code: int, message: str, arguments: list[str] | None = None) -> int:

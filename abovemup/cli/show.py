@@ -83,18 +83,8 @@ def _print_routes(routes: "list[Route]") -> None:
     from abovemup.cli.output import print_table
 
     columns = [
-        "parameter",
-        "shape",
-        "role",
-        "norm",
-        "init",
-        "forward",
-        "step",
-        "scale",
-        "lr x",
-        "weight decay",
-        "momentum",
-        "optimizer",
+        *("parameter", "shape", "role", "norm", "init", "forward"),
+        *("step", "scale", "lr x", "weight decay", "momentum", "optimizer"),
     ]
     print_table(
         columns,

@@ -63,10 +63,13 @@ def _experiment(
 
         return compose(overrides, config_file=config, config_dir=config_dir)
     from abovemup.config.errors import RequestError
-    from abovemup.training import lineage
+    from abovemup.training import checkpoint, lineage
 
     if config is not None or (resume is not None and branch is not None):
         raise RequestError("--config, --resume and --branch each say where the settings come from: give one of them.")
     if resume is not None:
-        return lineage.resume_from(resume, overrides, config_dir)[0]
+        experiment, folder, step = lineage.resume_from(resume, overrides, config_dir)
+        if checkpoint.choose(folder, step, lambda text: typer.echo(f"warning: {text}", err=True)) is None:
+            lineage.check_unstarted(folder)
+        return experiment
     return lineage.branch_from(str(branch), overrides, config_dir)[0]

@@ -20,9 +20,9 @@ def parse_tokens(text: str) -> int:
     try:
         count = token_count(text) or parse_int(text)
     except ValueError as error:
-        raise RequestError(f"{text}: {error}; expected a number of tokens such as 2^21 or 10M.") from error
+        raise RequestError(f"{text!r}: {error}; expected a number of tokens such as 2^21 or 10M.") from error
     if count < 1:
-        raise RequestError(f"{text}: a number of tokens is at least 1.")
+        raise RequestError(f"{text!r}: a number of tokens is at least 1.")
     return count
 
 

@@ -1,62 +1,63 @@
 """What a run may be: ranges of single keys, and keys that must fit together. Refused before anything is built."""
 
+import math
 import re
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 from abovemup.config.errors import RequestError
-from abovemup.config.resolve import ids, nearest_divisors
+from abovemup.config.resolve import cores, ids, nearest_divisors
 from abovemup.config.schema import ROLES, Experiment
-from abovemup.config.values import is_open
+from abovemup.config.values import RATIOS, is_open, ratio
 
 Tree = dict[str, Any]
-_AT_LEAST_1 = [
-    "model.width",
-    "model.depth",
-    "model.heads",
-    "model.kv_heads",
-    "model.head_dim",
-    "model.ffn",
-    "model.vocab_size",
-    "model.base.width",
-    "model.base.depth",
-    "model.base.head_dim",
-    "parameterization.base_width",
-    "parameterization.base_depth",
-    "parameterization.base_head_dim",
-    "train.batch_size",
-    "train.seq_len",
-    "train.steps",
-    "train.tokens",
-    "train.micro_batch",
-    "train.threads",
-    "eval.tokens",
-    "eval.batch",
-    "checkpoint.keep",
-    "tracking.every",
-    "tokenizer.vocab_size",
-    "optimizer.msign.steps",
-    "data.branching",
+_ABOVE_0 = sys.float_info.min
+# Least, most, keys; * is each role. No sane run is near the most: beyond it something would overflow, or never end.
+_RANGES: list[tuple[float, float, str]] = [
+    (1, 2**20, "model.width model.heads model.kv_heads model.head_dim model.base.width model.base.head_dim"),
+    (1, 2**20, "parameterization.base_width parameterization.base_head_dim train.batch_size train.micro_batch"),
+    (1, 2**20, "eval.batch checkpoint.keep data.branching"),
+    (2, 2**20, "data.states"),
+    (1, 10_000, "model.depth model.base.depth parameterization.base_depth"),
+    (1, 2**22, "model.vocab_size tokenizer.vocab_size"),
+    (1, 2**24, "model.ffn train.seq_len"),
+    (1, 2**30, "eval.tokens"),
+    (1, 2**40, "train.steps tracking.every"),
+    (1, 2**60, "train.tokens"),
+    (1, 1024, "train.threads"),
+    (1, 1000, "optimizer.msign.steps"),
+    (0, 2**40, "schedule.warmup schedule.decay"),
+    (0, 2**63 - 1, "train.seed data.seed"),
+    (0, 10**6, "optimizer.weight_decay optimizer.roles.*.weight_decay"),
+    (_ABOVE_0, 10**6, "optimizer.lr optimizer.lr_scale.* optimizer.roles.*.scale optimizer.eps model.norm_eps"),
+    (_ABOVE_0, 10**12, "model.rope_theta"),
+    (_ABOVE_0, math.inf, "optimizer.clip"),
 ]
-_AT_LEAST_0 = ["train.seed", "data.seed", "optimizer.weight_decay", "schedule.warmup", "schedule.decay"]
-_ABOVE_0 = ["optimizer.lr", "optimizer.eps", "optimizer.clip", "model.rope_theta", "model.norm_eps"]
-_BELOW_1 = ["optimizer.momentum", "optimizer.beta2"]
+_HINTS = {
+    "optimizer.lr": " For example 2^-4.",
+    "optimizer.eps": " For example 1e-20.",
+    "optimizer.clip": " For example 1.0, or null: off.",
+    "train.threads": f" This machine has {cores()} cores.",
+}
 
 
 def check_ranges(tree: Tree) -> None:
     """Each key of a coerced tree by itself; open values pass. Raises RequestError with the nearest allowed value."""
-    roles = [f"optimizer.roles.{role}" for role in ROLES]
-    for key in _AT_LEAST_1:
-        _at_least(tree, key, 1)
-    _at_least(tree, "data.states", 2)
-    for key in (*_AT_LEAST_0, *(f"{role}.weight_decay" for role in roles)):
-        _at_least(tree, key, 0)
-    scales = [f"optimizer.lr_scale.{role}" for role in ROLES]
-    for key in (*_ABOVE_0, *scales, *(f"{role}.scale" for role in roles)):
-        value = _get(tree, key)
-        if value is not None and value <= 0:
-            raise RequestError(f"{key}={value:g} must be above 0.{_say_default(key)}")
-    for key in (*_BELOW_1, *(f"{role}.momentum" for role in roles)):
-        value = _get(tree, key)
+    for key, most_ratio in RATIOS.items():
+        [(_, value)] = _values(tree, key)
+        share = ratio(value)
+        if share is not None and not 0 < share <= most_ratio:
+            raise RequestError(f"{key}={value}: a ratio is above 0 and at most {most_ratio}.")
+    for least, most, keys in _RANGES:
+        for key, value in _values(tree, keys):
+            if is_open(key, value) or not isinstance(value, int | float) or least <= value <= most:
+                continue
+            near = least if value < least else most
+            need = "above 0" if near == _ABOVE_0 else f"at {'least' if near == least else 'most'} {near}: use {near}"
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise RequestError(f"{key}={shown} must be {need}.{_HINTS.get(key, '')}")
+    for key, value in _values(tree, "optimizer.momentum optimizer.beta2 optimizer.roles.*.momentum"):
         if value is not None and not 0 <= value < 1:
             near = 0 if value < 0 else 0.99
             raise RequestError(f"{key}={value:g} must be at least 0 and below 1 (0.9 keeps 90 %): use {near}.")
@@ -65,22 +66,14 @@ def check_ranges(tree: Tree) -> None:
         raise RequestError(f"schedule.final={final:g} is a fraction of the peak: use {0 if final < 0 else 1}.")
 
 
-def _at_least(tree: Tree, key: str, least: int) -> None:
-    value = _get(tree, key)
-    if not is_open(key, value) and isinstance(value, int | float) and value < least:
-        raise RequestError(f"{key}={value} must be at least {least}: use {least}.")
-
-
-def _get(tree: Tree, key: str) -> Any:
-    value: Any = tree
-    for name in key.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _say_default(key: str) -> str:
-    examples = {"optimizer.lr": "2^-4", "optimizer.eps": "1e-20", "optimizer.clip": "1.0, or null: off"}
-    return f" For example {examples[key]}." if key in examples else ""
+def _values(tree: Tree, keys: str) -> Iterator[tuple[str, Any]]:
+    for pattern in keys.split():
+        for role in ROLES if "*" in pattern else ROLES[:1]:
+            key = pattern.replace("*", role)
+            value: Any = tree
+            for name in key.split("."):
+                value = value.get(name) if isinstance(value, dict) else None
+            yield key, value
 
 
 def check_relations(experiment: Experiment) -> None:
@@ -169,6 +162,8 @@ def _names(e: Experiment) -> None:
         raise RequestError(f"run.name={name!r} is the name of one folder: no slashes. The whole path is run.dir.")
     if e.run.dir is not None and not e.run.dir.strip():
         raise RequestError("run.dir is empty: give a folder, or null for runs/<run.name>.")
+    if not e.tracking.project.strip() or re.search(r"[/\\#?%:]", e.tracking.project):
+        raise RequestError(f"tracking.project={e.tracking.project!r} names a W&B project: not empty, none of /\\#?%:")
     target = e.optimizer.target
     if target is not None and not re.fullmatch(r"[\w.]+:[\w.]+", target):
         raise RequestError(f"optimizer.target={target}: written as my.module:Cls.")

@@ -1,6 +1,7 @@
 """From choices and overrides to an `Experiment`: Hydra composes, then the schema's types, derivations and checks."""
 
 import copy
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -41,15 +42,17 @@ def compose(overrides: list[str], config_file: Path | None = None, config_dir: P
         _set(tree, key, value)
     _settle(tree, typed, file)
     tree = _interpolate(tree)
-    sentences = tree.pop("cannot_match", None) or []
+    sentences = tree.get("cannot_match") or []
     tree |= {
         "experiment": chosen["experiment"],
-        "cannot_match": [*(sentences.values() if isinstance(sentences, dict) else sentences), *notes],
+        "cannot_match": list(sentences.values()) if isinstance(sentences, dict) else sentences,
         "choices": {group: chosen[group] for group in GROUPS},
     }
     tree = coerce(Experiment, tree)
+    tree["cannot_match"] += notes
     check_ranges(tree)
     tree["derived"] = resolve(tree)
+    check_ranges(tree)  # what follows has the same bounds
     experiment: Experiment = build(Experiment, coerce(Experiment, tree, opened=False))
     check_relations(experiment)
     return experiment
@@ -100,9 +103,15 @@ def _hydra_compose_now(groups: dict[str, str], config_dir: Path | None) -> tuple
             config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
         chosen = {group: str(config.hydra.runtime.choices[group]) for group in GROUPS}
         tree = OmegaConf.to_container(config)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+    except (RecursionError, UnicodeDecodeError) as error:
+        wrong = "is not UTF-8" if isinstance(error, ValueError) else "refers to itself"
+        raise RequestError(f"{config_dir}: a file of {', '.join(overrides[:-1])} {wrong}.") from error
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
         raise RequestError(f"the configuration does not compose: {_one_line(error)}") from error
     assert isinstance(tree, dict)
+    if isinstance(tree.get("experiment"), dict):
+        missing = "its first line must be `# @package _global_`"
+        raise RequestError(f"{config_dir}/experiment/{chosen['experiment']}.yaml: {missing}, or it sets nothing.")
     del tree["hydra"]
     return {str(key): value for key, value in tree.items()}, chosen
 
@@ -116,6 +125,10 @@ class _File:
             preset = f"experiment={typed.groups['experiment']}"
             raise RequestError(f"{preset} sets everything, and so does {path}: drop one of them.")
         tree = read_yaml(path)
+        for name, kind in (("cannot_match", list), ("derived", dict), ("choices", dict)):
+            if not isinstance(tree.get(name) or kind(), kind):
+                expected = "a list" if kind is list else "keys and values"
+                raise RequestError(f"{path}: {name}={tree[name]}: expected {expected}.")
         self.cannot_match = tree.pop("cannot_match", None)
         opened = tree.pop("derived", None) or {}
         written = tree.pop("choices", None) or {}
@@ -202,4 +215,6 @@ def _flatten(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """Without the places where Hydra looked, which are many."""
+    text = re.split(r"\.?\s*(?:Available options in|Config search path)", str(error) or str(error.__cause__))[0]
+    return " ".join(text.split()) + "."

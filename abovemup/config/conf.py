@@ -26,6 +26,9 @@ def choices(config_dir: Path | None = None) -> Choices:
         return ours
     if not config_dir.is_dir():
         raise RequestError(f"--config-dir {config_dir}: no such folder.")
+    for group in GROUPS:
+        for file in (config_dir / group).glob("*.yml"):
+            raise RequestError(f"{file}: the name of a choice's file ends in .yaml.")
     theirs = _listing(config_dir)
     if not any(theirs.values()):
         raise RequestError(f"--config-dir {config_dir}: no YAML file in a group's folder ({', '.join(GROUPS)}).")

@@ -1,6 +1,7 @@
 """config.yaml: the whole experiment as plain YAML, to the last bit of every float."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,12 @@ def save(experiment: Experiment, path: Path) -> None:
     import yaml
 
     text = yaml.safe_dump(dataclasses.asdict(experiment), sort_keys=False, allow_unicode=True, width=1000)
-    path.write_text(text, encoding="utf-8")
+    aside = path.with_name(path.name + ".aside")  # a kill leaves the old file or the new one
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
 
 
 def load(path: Path) -> Experiment:
@@ -27,16 +33,29 @@ def load(path: Path) -> Experiment:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises RequestError when there is none."""
+    """The mapping in a YAML file. Raises RequestError when there is none, or when a key is in it twice."""
     import yaml
 
+    class Strict(yaml.SafeLoader):
+        pass
+
+    Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = yaml.load(path.read_text(encoding="utf-8"), Strict)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise RequestError(f"{path} cannot be read: {reason}.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2020-99-99
         raise RequestError(f"{path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
         raise RequestError(f"{path}: keys and values are expected, as in a run's config.yaml.")
     return tree
+
+
+def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
+    """PyYAML's own keeps the last of two equal keys, and makes a mapping that holds itself (not when it is `deep`)."""
+    names = [key.value for key, _ in node.value]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{name} is given twice")
+    return dict(loader.construct_mapping(node, deep=True))

@@ -37,7 +37,7 @@ def _split(text: str, choices: Choices) -> tuple[str, str]:
         raise RequestError(f"{text}: nothing can be deleted. Set the key to another value (null opens it).")
     key, equals, value = text.partition("=")
     key = key.lstrip("+").strip() if key.startswith(("+", "++")) else key.strip()
-    if not equals:
+    if not equals or not key:
         raise RequestError(f"{text}: not KEY=VALUE.{_bare_word(text, choices)}")
     if re.match(r"hydra\b", key):
         raise RequestError(f"{text}: Hydra only composes here. The run's own folder is run.dir.")
@@ -90,7 +90,7 @@ def _value(key: str, text: str) -> Any:
     literal = kind is not None and takes_text(kind)
     try:
         override = OverridesParser.create().parse_override(f"{key}={text}")
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: an integer of 5000 digits
         if literal:
             return text
         raise RequestError(f"{key}={text}: {str(error).splitlines()[0]}.") from error

@@ -15,24 +15,13 @@ from abovemup.config.numbers import parse_float, parse_int
 # Keys that may be open, and how: null, a ratio ("1/2"), or a length of the schedule ("2^20tok", 0.1).
 OPEN_NULL = frozenset(
     [
-        "model.heads",
-        "model.kv_heads",
-        "model.head_dim",
-        "model.ffn",
-        "model.vocab_size",
-        "parameterization.base_width",
-        "parameterization.base_depth",
-        "parameterization.base_head_dim",
-        "tokenizer.vocab_size",
-        "train.steps",
-        "train.tokens",
-        "train.micro_batch",
-        "train.threads",
-        "eval.tokens",
-        "schedule.decay",
+        *("model.heads", "model.kv_heads", "model.head_dim", "model.ffn", "model.vocab_size"),
+        *("parameterization.base_width", "parameterization.base_depth", "parameterization.base_head_dim"),
+        *("train.steps", "train.tokens", "train.micro_batch", "train.threads"),
+        *("tokenizer.vocab_size", "eval.tokens", "schedule.decay"),
     ]
 )
-RATIOS = frozenset({"model.kv_heads", "model.ffn"})
+RATIOS = {"model.kv_heads": 1, "model.ffn": 1000}  # key -> most
 LENGTHS = frozenset({"schedule.warmup", "schedule.decay"})
 
 
@@ -172,6 +161,8 @@ def _one_of(options: tuple[Any, ...], value: Any) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, str):
+        if "\0" in value:
+            raise ValueError("a text has no NUL in it")
         return value
     if value is None or isinstance(value, list | dict):
         raise ValueError("expected a text")

@@ -49,11 +49,9 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def _cache_errors(cache: Path) -> Iterator[None]:
-    """An OSError in here is the cache's: those of the source are RequestErrors, and a closed stdout is the reader's."""
+    """An OSError in here is the cache's: those of the source are RequestErrors."""
     try:
         yield
-    except BrokenPipeError:
-        raise
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise RunFailed(f"no space left in {cache} (ABOVEMUP_CACHE): free some, or choose another disk.") from error

@@ -145,12 +145,7 @@ def content_hash(files: list[File], seen: str, memory: Path) -> str:
         digest.update(f"{file.name}\0{inner}\n".encode("utf-8", "surrogateescape"))
     newest = max(max(mtime, ctime) for _, _, _, mtime, ctime, _ in json.loads(seen)) / 1e9
     if started - newest > RACY and listing(files) == seen:
-        aside = remembered.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):  # a corpus in a cache that is read only can be read all the same
             memory.mkdir(parents=True, exist_ok=True)
-            try:
-                aside.write_text(digest.hexdigest())
-                os.replace(aside, remembered)
-            finally:
-                aside.unlink(missing_ok=True)
+            remembered.write_text(digest.hexdigest())  # a part of it has not 64 characters, and is not believed
     return digest.hexdigest()

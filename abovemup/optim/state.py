@@ -37,10 +37,8 @@ def state_by_name(optimizer: Optimizer) -> dict[str, State]:
 
 def _readable(value: Any) -> bool:
     """Whether `torch.load` reads it with its safe default, which goes by the exact type: numpy's float is none."""
-    if type(value) is dict:
-        return all(map(_readable, value)) and all(map(_readable, value.values()))
-    if type(value) in (list, tuple):
-        return all(map(_readable, value))
+    if type(value) in (dict, list, tuple):
+        return all(map(_readable, [*value, *value.values()] if type(value) is dict else value))
     return isinstance(value, Tensor) or type(value) in PLAIN
 
 

@@ -1,5 +1,6 @@
 """What a person types and sees: exit codes, one-line errors, whole tables. In process, but for what needs a pipe."""
 
+import errno
 import json
 import os
 import re
@@ -57,6 +58,10 @@ def shell(command: str, where: Path, **environment: str) -> subprocess.Completed
         (["train", "--dry-run", "--branch", "nope@2^20"], ["nope"]),
         (["show", "optimizer.roles.hidden.norm=rms_to_rm"], ["rms_to_rm", "rms_to_rms"]),
         (["generate", "nope"], ["nope"]),
+        (["generate", "x", "--temperature", "1e-320"], ["--temperature", "0.001"]),
+        (["generate", "x", "--seed", str(2**63)], ["--seed", str(2**63 - 1)]),
+        (["generate", 300 * "x"], ["File name too long: xxx"]),
+        (["train", "run.name=\udcff"], ["UTF-8"]),
         (["runs", "push", "nope"], ["nope"]),
     ],
 )
@@ -82,7 +87,11 @@ def test_a_wrong_request(
         (RequestError("the thing [lr] in [/some/path]"), 2, "abovemup: the thing [lr] in [/some/path]\n"),
         (RunFailed("the disk is full"), 4, "abovemup: the disk is full\n"),
         (ValueError("two\nlines"), 4, "abovemup: ValueError: two lines (--debug shows the traceback)\n"),
+        (OSError(errno.EACCES, "Denied", "/a b"), 4, "abovemup: Denied: /a b (--debug shows the traceback)\n"),
+        (OSError("odd"), 4, "abovemup: OSError: odd (--debug shows the traceback)\n"),
+        (OSError(errno.ENOTDIR, "Not a folder", "/x/y"), 2, "abovemup: Not a folder: /x/y\n"),
         (KeyboardInterrupt(), 130, "abovemup: interrupted\n"),
+        (SystemExit(143), 143, "abovemup: terminated\n"),
         (typer.Exit(3), 3, ""),
         (typer.Exit(143), 143, ""),
         (RequestError("a\x1b[31mb"), 2, "abovemup: a\ufffd[31mb\n"),
@@ -257,3 +266,27 @@ def test_and_echo_ok(elsewhere: Path) -> None:
     done = shell("abovemup train optimizer.lr=-1 && echo ok", elsewhere)
     assert (done.returncode, done.stdout) == (2, "")
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["show", "train", "doctor"])
+def test_the_working_directory_is_gone(verb: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    elsewhere.rmdir()
+    assert run([verb]) == 2
+    assert capsys.readouterr() == ("", "abovemup: the working directory is gone.\n")
+
+
+def test_a_terminal_in_ascii(elsewhere: Path) -> None:
+    done = shell("abovemup show run.name=é", elsewhere, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "run.name=\\xe9" in done.stdout
+
+
+def test_dry_run_refuses_a_step_that_is_not_there(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from abovemup.config import io
+    from abovemup.config.compose import compose
+
+    (elsewhere / "a").mkdir()
+    io.save(compose([]), elsewhere / "a" / "config.yaml")
+    assert run(["train", "--resume", "a@7", "--dry-run"]) == 2
+    assert "no checkpoint of step 7" in capsys.readouterr().err
+    assert run(["train", "--resume", "a", "--dry-run"]) == 0

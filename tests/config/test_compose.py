@@ -237,6 +237,17 @@ def test_config_yaml_holds_everything(overrides: list[str], tmp_path: Path) -> N
     assert compose([], config_file=tmp_path / "config.yaml") == e
 
 
+def test_a_kill_while_config_yaml_is_written_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e = compose([])
+    io.save(e, tmp_path / "config.yaml")
+    monkeypatch.setattr("os.fsync", lambda _: 1 / 0)  # the last moment before the new one is whole
+    with pytest.raises(ZeroDivisionError):
+        io.save(compose(["model=pocket"]), tmp_path / "config.yaml")
+    assert io.load(tmp_path / "config.yaml") == e
+
+
 def saved(tmp_path: Path, *overrides: str) -> Path:
     io.save(compose(list(overrides)), tmp_path / "config.yaml")
     return tmp_path / "config.yaml"

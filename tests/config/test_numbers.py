@@ -88,5 +88,5 @@ def test_a_cadence_in_tokens_is_never_missed(every: int, batch: int) -> None:
 def test_tokens() -> None:
     assert parse_tokens("2^21") == parse_tokens("2^21tok") == 2**21
     for text in ("", "x", "0", "-5", "1.5"):
-        with pytest.raises(RequestError):
+        with pytest.raises(RequestError, match=f"^{text!r}: "):
             parse_tokens(text)

@@ -21,7 +21,7 @@ NAMES = [
     ("lr", "KEY=VALUE", "optimizer.lr=..."),
     ("optimizer", "KEY=VALUE", "scion_constrained"),
     ("train", "KEY=VALUE", "train.KEY"),
-    ("=3", "unknown key", ""),
+    ("=3", "=3", "KEY=VALUE"),
     ("+optim.rl=1e-3", "optim.rl", "optimizer.lr"),
     ("++optim.rl=1e-3", "optim.rl", "optimizer.lr"),
     ("optim.rl=1e-3", "optim.rl", "optimizer.lr"),
@@ -67,12 +67,33 @@ VALUES = [
     ("optimizer.clip=0", "optimizer.clip=0", "above 0"),
     ("optimizer.lr_scale.head=0", "optimizer.lr_scale.head=0", "above 0"),
     ("optimizer.roles.hidden.scale=-2", "optimizer.roles.hidden.scale=-2", "above 0"),
+    ("optimizer.lr=1e7", "optimizer.lr=1e+07", "1000000"),
+    ("optimizer.weight_decay=1e9", "optimizer.weight_decay=1e+09", "1000000"),
+    ("optimizer.roles.head.weight_decay=-1", "optimizer.roles.head.weight_decay=-1", "use 0"),
     ("optimizer.target=nonsense", "optimizer.target=nonsense", "my.module:Cls"),
     ("train.seed=-1", "train.seed=-1", "use 0"),
+    ("train.seed=2^63", "train.seed=9223372036854775808", "use 9223372036854775807"),
+    ("data.seed=2^63", "data.seed=9223372036854775808", "use 9223372036854775807"),
     ("train.seed=1.5", "train.seed=1.5", "integer"),
     ("train.steps=0", "train.steps=0", "use 1"),
     ("train.batch_size=-4", "train.batch_size=-4", "use 1"),
     ("model.depth=0", "model.depth=0", "use 1"),
+    ("model.depth=1e6", "model.depth=1000000", "use 10000"),
+    ("model.width=1e7", "model.width=10000000", "use 1048576"),
+    ("model.vocab_size=2^40", "model.vocab_size=1099511627776", "use 4194304"),
+    ("tokenizer.vocab_size=1e9", "tokenizer.vocab_size=1000000000", "use 4194304"),
+    ("eval.tokens=2^60", "eval.tokens=1152921504606846976", "use 1073741824"),
+    ("train.batch_size=1e9", "train.batch_size=1000000000", "use 1048576"),
+    ("train.threads=2000", "train.threads=2000", "1024", "This machine has"),
+    ("train.steps=2^41", "train.steps=2199023255552", "use 1099511627776"),
+    ("optimizer.msign.steps=1e9", "optimizer.msign.steps=1000000000", "use 1000"),
+    ("data.states=1e9", "data.states=1000000000", "use 1048576"),
+    ("model.ffn=0/5", "model.ffn=0/5", "above 0"),
+    ("model.kv_heads=0/1", "model.kv_heads=0/1", "at most 1"),
+    ("model.kv_heads=2/1", "model.kv_heads=2/1", "at most 1"),
+    ("model.width=2^20 model.ffn=999/1", "model.ffn=1047527424", "use 16777216"),  # what follows is bounded too
+    ("tracking.project=a/b", "tracking.project='a/b'", "W&B"),
+    ("tracking.project=", "tracking.project=''", "W&B"),
     ("train.dtype=float16", "train.dtype=float16", "bfloat16"),
     ("train.compile=maybe", "train.compile=maybe", "true or false"),
     ("train.compile=1", "train.compile=1", "true or false"),
@@ -153,6 +174,15 @@ def test_a_plus_before_a_known_key_is_no_plus(prefix: str) -> None:
         ("- a", "keys and values"),
         ("a: [", "not YAML"),
         ("model: {name: 3, width: {x: 1}}", "model.width.x"),
+        ("choices: 3", "mine.yaml: choices=3"),
+        ("choices: [a]", "mine.yaml: choices="),
+        ("derived: 3", "mine.yaml: derived=3"),
+        ("cannot_match: 5", "mine.yaml: cannot_match=5"),
+        ("train: {steps: 1}\ntrain: {seed: 2}", "train is given twice"),
+        ("train: {steps: 1, steps: 2}", "steps is given twice"),
+        ("model: &a {x: *a}", "recursive"),
+        ("run: {name: 2020-99-01}", "not YAML"),
+        ('data: {path: "a\\0b"}', "NUL"),
     ],
 )
 def test_a_file_is_checked_like_the_command_line(text: str, word: str, elsewhere: Path) -> None:
@@ -161,6 +191,11 @@ def test_a_file_is_checked_like_the_command_line(text: str, word: str, elsewhere
     with pytest.raises(RequestError, match=r".") as refusal:
         compose([], config_file=file)
     assert word in str(refusal.value)
+
+
+def test_an_integer_of_5000_digits() -> None:
+    with pytest.raises(RequestError, match="4300 digits"):
+        compose(["optimizer.lr=" + 5000 * "9"])
 
 
 def test_a_missing_file(elsewhere: Path) -> None:
@@ -182,6 +217,33 @@ def test_a_folder_of_ones_own_hides_nothing(elsewhere: Path) -> None:
     (elsewhere / "optimizer" / "scion.yaml").write_text("lr: 1\n")
     with pytest.raises(RequestError, match="exists already"):
         compose([], config_dir=elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("optimizer/mine.yaml", b"lr: \xff\n", ("optimizer=mine", "not UTF-8")),
+        ("optimizer/mine.yaml", b"defaults: [mine]\n", ("optimizer=mine", "refers to itself")),
+        ("optimizer/mine.yaml", b"defaults: [scion]\nargs: &a {b: *a}\n", ("optimizer=mine", "refers to itself")),
+        ("optimizer/mine.yaml", b"defaults: [nope]\n", ("optimizer/mine", "optimizer/nope")),
+        ("optimizer/mine.yaml", b"defaults: 3\n", ("optimizer/mine", "defaults")),
+        ("optimizer/mine.yaml", b"defaults: [scion, _self_]\nlr: ${lr\n", ("${lr",)),
+        ("optimizer/mine.yaml", b"3\n", ("does not compose",)),
+        ("optimizer/mine.yml", b"lr: 1\n", ("optimizer/mine.yml", ".yaml")),
+        ("experiment/mine.yaml", b"optimizer: {lr: 5}\n", ("experiment/mine.yaml", "# @package _global_")),
+        ("experiment/mine.yaml", b"# @package _global_\ncannot_match: 5\n", ("cannot_match=5", "list")),
+    ],
+)
+def test_a_broken_choice_of_ones_own(name: str, text: bytes, words: tuple[str, ...], elsewhere: Path) -> None:
+    file = elsewhere / name
+    file.parent.mkdir()
+    file.write_bytes(text)
+    with pytest.raises(RequestError) as refusal:
+        compose([f"{file.parent.name}=mine"], config_dir=elsewhere)
+    message = str(refusal.value)
+    assert all(word in message for word in words), message
+    assert "Config search path" not in message
+    assert "\n" not in message
 
 
 def test_an_unknown_key_in_a_choice_of_ones_own(elsewhere: Path) -> None:

@@ -1,5 +1,6 @@
 """The cache: filled once, never half, the same bits however often it was stopped."""
 
+import errno
 import json
 import os
 import signal
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from abovemup.config.errors import RequestError
-from abovemup.data import prepare
+from abovemup.config.errors import RequestError, RunFailed
+from abovemup.data import prepare, sources
 
 from .opening import jsonl, notes, opened, sentences
 
@@ -80,10 +81,36 @@ def test_a_failure_leaves_nothing_behind(cache: Path, text: Path, monkeypatch: p
 
     with monkeypatch.context() as patch:
         patch.setattr(prepare.ShardWriter, "close", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(RunFailed, match=f"no space left in {cache} .ABOVEMUP_CACHE"):
             opened(text)
-    assert corpora(cache) == []
+    assert [path.suffix for path in (cache / "corpora").iterdir()] == [".lock"]
     assert opened(text).windows
+
+
+@pytest.mark.parametrize("place", ["a.jsonl", "a.jsonl/cache", "x" * 300, "~nobody_of_this_name/cache"])
+def test_a_cache_that_cannot_be_is_named(text: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    before = text.read_bytes()
+    monkeypatch.setenv("ABOVEMUP_CACHE", place if place[0] == "~" else str(text.parent / place))
+    with pytest.raises(RequestError, match="Set ABOVEMUP_CACHE to a folder"):
+        opened(text)
+    assert text.read_bytes() == before
+    assert list(text.parent.iterdir()) == [text]
+
+
+def test_a_cache_that_is_read_only_can_be_read(cache: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    opened(text)
+    other = jsonl(text.parent / "b.jsonl", sentences(100))
+    for path in (text, other):
+        os.utime(path, ns=(1, 1))  # text's listing is not the remembered one
+    later = time.time() + 10
+    monkeypatch.setattr(sources.time, "time", lambda: later)
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    assert opened(text).windows
+    with pytest.raises(RequestError, match=r"Read-only file system\. Set ABOVEMUP_CACHE"):
+        opened(other)
 
 
 def test_a_source_that_changes_while_it_is_read_is_refused(

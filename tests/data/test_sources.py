@@ -1,15 +1,19 @@
 """The standard library and torch as text, and a hash that no edit escapes."""
 
 import os
+import re
+import socket
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from abovemup.config.errors import RequestError
 from abovemup.data import sources
 from abovemup.data.readers import BadRecords
 from abovemup.data.sources import content_hash, find_source, hash64, listing
+from abovemup.data.tokenizer import read_hf
 
 from .opening import experiment, jsonl, notes, opened, sentences
 
@@ -113,3 +117,29 @@ def test_hidden_files_are_left_out(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     jsonl(tmp_path / ".git" / "c.jsonl", sentences(3))
     assert [file.name for file in find_source(experiment(tmp_path).data).files] == ["a.jsonl"]
+
+
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe without a writer would be read for ever."""
+    jsonl(tmp_path / "a.jsonl", sentences(20))
+    os.mkfifo(tmp_path / "b.jsonl")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "c.txt"))
+    (tmp_path / "d.txt").symlink_to("/dev/zero")
+    assert [file.name for file in find_source(experiment(tmp_path).data).files] == ["a.jsonl"]
+    for name in ("b.jsonl", "c.txt", "d.txt"):
+        with pytest.raises(RequestError, match="neither a regular file nor a folder"):
+            opened(tmp_path / name)
+    with pytest.raises(RequestError, match="neither a regular file nor a folder"):
+        read_hf(str(tmp_path / "b.jsonl"))
+    (tmp_path / "e.txt").symlink_to("gone")
+    with pytest.raises(RequestError, match=r"cannot read .*e\.txt"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("path", ["gone", "~nobody_of_this_name/x", "x" * 300, "a\0b", "/dev/null/x"])
+def test_a_path_that_cannot_be_is_named(path: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(f"data.path={path}: ")):
+        opened(Path(path))
+    with pytest.raises(RequestError, match=re.escape(f"tokenizer.path={path}: ")):
+        read_hf(path)

@@ -209,9 +209,16 @@ def test_users_class_from_the_working_directory(elsewhere: Path) -> None:
         ("torch.optim:Sgd", {}, "has no attribute 'Sgd'"),
         ("torch.optim:SGD", {"mass": 1}, "unexpected keyword argument 'mass'"),
         ("torch.optim:SGD", {"momentum": -1}, "Invalid momentum value: -1"),
+        ("quits_at_once:SGD", {}, "cannot be loaded: SystemExit: 0"),
+        ("quits_later:SGD", {}, "cannot be constructed: SystemExit: 0"),
     ],
 )
-def test_users_class_that_does_not_work(target: str, args: dict[str, Any], why: str) -> None:
+def test_users_class_that_does_not_work(
+    target: str, args: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "quits_at_once.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "quits_later.py").write_text("import sys\ndef SGD(*args, **kwargs):\n    sys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RequestError) as error:
         build(target=target, args=args)
     assert why in str(error.value)

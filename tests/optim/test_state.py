@@ -1,7 +1,9 @@
 """Optimizer state by name: whole, or refused (case 40)."""
 
+import io
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import Parameter
@@ -132,3 +134,22 @@ def test_a_users_optimizer_is_restored_by_name() -> None:
     del saved["head.weight"]
     with pytest.raises(RequestError, match=r"missing: head\.weight"):
         load_state_by_name(resumed, saved)
+
+
+@pytest.mark.parametrize("value", [object(), np.float64(1.0), [torch.ones(1), {"a": (object(),)}], {np.int64(1): 2.0}])
+def test_a_state_that_could_not_be_read_again_is_refused(value: Any) -> None:
+    named, optimizer = trained("adam", target="torch.optim:AdamW")
+    optimizer.state[named["head.weight"]]["odd"] = value
+    with pytest.raises(RequestError, match=r"AdamW keeps a \w+ as odd of head\.weight"):
+        state_by_name(optimizer)
+
+
+@pytest.mark.parametrize(
+    "value", [3, 1.5, 1j, True, "x", None, [torch.ones(1), {"a": (1, None)}], Parameter(torch.ones(1))]
+)
+def test_a_state_that_is_let_through_is_read_again(value: Any) -> None:
+    named, optimizer = trained("adam", target="torch.optim:AdamW")
+    optimizer.state[named["head.weight"]]["odd"] = value
+    torch.save(state_by_name(optimizer), file := io.BytesIO())
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["head.weight"]["odd"] == value

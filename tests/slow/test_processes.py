@@ -29,7 +29,7 @@ class Raises(torch.optim.SGD):
         (2, tiny("optimizer.lrr=1")),
         (2, [*tiny(), "model.hidden"]),
         (2, tiny("data=text", "data.path=/nowhere")),
-        (3, tiny("optimizer=adam", "optimizer.lr=1e30")),
+        (3, tiny("optimizer.lr=1e6", "optimizer.weight_decay=1e6")),
         (4, tiny("optimizer.target=mine:Raises")),
     ],
     ids=["finished", "option", "key", "word", "data", "diverged", "failed"],

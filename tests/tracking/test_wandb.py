@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from abovemup.config.errors import RequestError
+from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Tracking
 from abovemup.tracking import wandb
 from abovemup.tracking.jsonl import JsonlSink, rewind
@@ -255,11 +255,12 @@ def test_what_surrounds_the_run_does_not_leak_into_it(
 ) -> None:
     (tmp_path / "wandb.py").write_text("raise SystemExit('a file of the working directory')")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_RUN_ID", "somebody")
-    monkeypatch.setenv("WANDB_SERVICE", "else")
+    foreign = {"WANDB_RUN_ID", "WANDB_SERVICE", "WANDB_PROJECT", "WANDB_TAGS"}
+    for name in foreign:
+        monkeypatch.setenv(name, "somebody/else")
     seen = fake("tell(env=sorted(os.environ))")
     leg(new_run(tmp_path), range(2), []).close(END)
-    assert not {"WANDB_RUN_ID", "WANDB_SERVICE", "WANDB_MODE"} & set(seen.told("env")[0])
+    assert not (foreign | {"WANDB_MODE"}) & set(seen.told("env")[0])
     assert seen.told("step") == [0, 1]
 
 
@@ -344,7 +345,7 @@ def test_a_push_that_fails_says_why(tmp_path: Path, fake: Callable[..., Fake], m
     leg(run_dir, range(5), [], name="local").close(END)
     (run_dir / "summary.json").write_text('{"status": "finished"}')
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    with pytest.raises(RequestError, match=r"no network for \*\*\*") as error:
+    with pytest.raises(RunFailed, match=r"no network for \*\*\*") as error:
         push(run_dir)
     assert KEY not in str(error.value)
 

@@ -167,7 +167,7 @@ def test_nothing_non_finite_is_applied(
 
 
 def test_weights_that_overflow_are_never_kept(elsewhere: Path) -> None:
-    outcome = run("optimizer.lr=5e37", "run.dir=r", "checkpoint.every=1")
+    outcome = run("optimizer.lr=1e6", "optimizer.weight_decay=1e6", "run.dir=r", "checkpoint.every=1")
     assert outcome.exit_code == 3
     for path in checkpoint.steps(Path("r/checkpoints")).values():
         assert checkpoint.load(path).finite()
