@@ -46,28 +46,24 @@ class JsonlSink:
             self._file.close()
 
 
-def rewind(path: Path, step: int, every: int = 1, warn: Callable[[str], None] = warnings.warn) -> int:
-    """Cut the file to the rows up to `step` for a run that continues from there; returns the last step kept.
+def rewind(path: Path, step: int, warn: Callable[[str], None] = warnings.warn) -> int:
+    """Cut the file to the rows up to that of `step`, the last one when the checkpoint was written; returns `step`.
 
     The new file replaces the old one at once, so a reader has the one or the other. A torn last line is dropped
-    with a warning. `every` is how many steps lie between two rows. Raises RequestError when the rows up to `step`
-    are not all there, twice there, or damaged.
+    with a warning. Raises RequestError when that row is not there, and for rows that are damaged or out of order.
     """
     aside = path.with_name(path.name + ".aside")
     try:
         with open(aside, "wb") as kept:
             last = _copy(path, step, kept, warn)
-            if last is None or step - last >= every:
-                raise RequestError(
-                    f"{path} lacks step {0 if last is None else last + every}, and the checkpoint is of step {step}: "
-                    "resume from an earlier one."
-                )
+            if last != step:
+                raise RequestError(f"{path} lacks the row of step {step}: resume from an earlier checkpoint.")
             kept.flush()
             os.fsync(kept.fileno())
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    return last
+    return step
 
 
 def _copy(path: Path, step: int, kept: BinaryIO, warn: Callable[[str], None]) -> int | None:

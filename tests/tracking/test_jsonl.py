@@ -97,8 +97,8 @@ def test_a_whole_last_line_without_newline_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("", "lacks step 0"),
-        ('{"step": 0}\n{"step": 1}\n', "lacks step 2"),
+        ("", "lacks the row of step 3"),
+        ('{"step": 0}\n{"step": 1}\n', "lacks the row of step 3"),
         ('{"step": 0}\n{"st\n{"step": 2}\n{"step": 3}\n', "jsonl:2 is damaged"),
         ('{"step": 0}\n{"step": 1}\n{"step": 1}\n{"step": 2}\n{"step": 3}\n', "step 1 comes after step 1"),
     ],
@@ -115,10 +115,10 @@ def test_rewind_refuses_what_it_cannot_make_whole(tmp_path: Path, lines: str, me
 def test_rewind_knows_rows_that_are_apart(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, range(0, 50, 10))
-    assert rewind(path, 35, every=10) == 30
+    assert rewind(path, 30) == 30
     assert steps(path) == [0, 10, 20, 30]
-    with pytest.raises(RequestError, match="lacks step 40"):
-        rewind(path, 40, every=10)
+    with pytest.raises(RequestError, match="lacks the row of step 35"):
+        rewind(path, 35)
 
 
 def test_a_reader_of_the_old_file_is_not_disturbed(tmp_path: Path) -> None:
