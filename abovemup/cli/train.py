@@ -58,18 +58,9 @@ def train(
 def _experiment(
     overrides: list[str], config: Path | None, config_dir: Path | None, resume: str | None, branch: str | None
 ) -> "Experiment":
-    if resume is None and branch is None:
-        from abovemup.config.compose import compose
+    from abovemup.training import lineage
 
-        return compose(overrides, config_file=config, config_dir=config_dir)
-    from abovemup.config.errors import RequestError
-    from abovemup.training import checkpoint, lineage
-
-    if config is not None or (resume is not None and branch is not None):
-        raise RequestError("--config, --resume and --branch each say where the settings come from: give one of them.")
-    if resume is not None:
-        experiment, folder, step = lineage.resume_from(resume, overrides, config_dir)
-        if checkpoint.choose(folder, step, lambda text: typer.echo(f"warning: {text}", err=True)) is None:
-            lineage.check_unstarted(folder)
-        return experiment
-    return lineage.branch_from(str(branch), overrides, config_dir)[0]
+    start = lineage.start(overrides, config, config_dir, resume, branch)
+    if resume is not None and start.origin is not None:
+        lineage.resumed_checkpoint(start.origin, start.step, lambda text: typer.echo(f"warning: {text}", err=True))
+    return start.experiment

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,39 @@ def split_at(text: str) -> tuple[str, str | None]:
     return (run, point) if at and not Path(text).exists() else (text, None)
 
 
-def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> tuple[Experiment, Path, int | None]:
-    """The experiment, folder and asked-for step of `--resume RUN[@STEP]`.
+@dataclass(frozen=True)
+class Start:
+    """Where a command starts from."""
+
+    experiment: Experiment
+    origin: Path | None = None  # the earlier run that is continued or branched from
+    step: int | None = None  # the step that --resume asks for; None: the newest
+    source: Path | None = None  # the checkpoint of a --branch
+
+
+def start(
+    overrides: list[str], config_file: Path | None, config_dir: Path | None, resume: str | None, branch: str | None
+) -> Start:
+    """What the overrides and at most one of `--config`, `--resume` and `--branch` mean. Raises RequestError."""
+    if sum(x is not None for x in (config_file, resume, branch)) > 1:
+        raise RequestError("--config, --resume and --branch each say where the settings come from: give one of them.")
+    if resume is not None:
+        return resume_from(resume, overrides, config_dir)
+    if branch is not None:
+        return branch_from(branch, overrides, config_dir)
+    return Start(compose(overrides, config_file=config_file, config_dir=config_dir))
+
+
+def resumed_checkpoint(folder: Path, step: int | None, warn: Callable[[str], None]) -> Path | None:
+    """The checkpoint that a resumed run goes on from; None for one that was ended before its first. RequestError."""
+    source = checkpoint.choose(folder, step, warn)
+    if source is None:
+        check_unstarted(folder)
+    return source
+
+
+def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> Start:
+    """The meaning of `--resume RUN[@STEP]`.
 
     Raises RequestError when the overrides change more than horizon, cadences and tracking, naming both values.
     """
@@ -59,11 +91,11 @@ def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> tup
             f"{name} decays its learning rate over {old.train.steps} steps: it cannot be made longer or shorter "
             f"({new.train.steps} steps).\nStart a tail from one of its checkpoints with --branch {name}@TOKENS."
         )
-    return merge(old, new, old.schedule), folder, None if point is None else int(point)
+    return Start(merge(old, new, old.schedule), folder, None if point is None else int(point))
 
 
-def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tuple[Experiment, Path, Path]:
-    """The experiment, the parent's folder and its checkpoint of `--branch RUN@TOKENS`. Raises RequestError."""
+def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> Start:
+    """The meaning of `--branch RUN@TOKENS`. Raises RequestError."""
     name, point = split_at(text)
     if point is None:
         raise RequestError(f"--branch {text}: say at how many tokens, for example --branch {name}@2^21.")
@@ -88,7 +120,12 @@ def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> tup
             f"Say how far it goes: train.tokens={2 * tokens}."
         )
     schedule = new.schedule if "schedule" in sections(overrides) else old.schedule
-    return merge(old, new, schedule), folder, found[step]
+    if schedule is old.schedule and schedule.name != "constant" and new.train.steps != old.train.steps:
+        raise RequestError(
+            f"{name} decays its learning rate over {old.train.steps} steps, the branch has {new.train.steps}: "
+            "say how it decays, for example schedule=wsd schedule.decay=0.25."
+        )
+    return Start(merge(old, new, schedule), folder, source=found[step])
 
 
 def refuse_changes(old: Experiment, new: Experiment, allowed: Iterable[str], overrides: list[str], what: str) -> None:
@@ -151,7 +188,8 @@ def sections(overrides: list[str]) -> set[str]:
 
 
 def merge(old: Experiment, new: Experiment, schedule: Schedule) -> Experiment:
-    """`old` with what may change taken from `new`. The schedule's lengths no longer follow from anything."""
+    """`old` with what may change taken from `new`. A schedule that is kept over a new horizon no longer follows it."""
+    settled = schedule is old.schedule and new.train.steps != old.train.steps
     return dataclasses.replace(
         old,
         train=dataclasses.replace(old.train, steps=new.train.steps, tokens=new.train.tokens),
@@ -162,5 +200,5 @@ def merge(old: Experiment, new: Experiment, schedule: Schedule) -> Experiment:
         schedule=schedule,
         run=new.run,
         choices=new.choices,
-        derived={key: how for key, how in new.derived.items() if not key.startswith("schedule.")},
+        derived={key: how for key, how in new.derived.items() if not (settled and key.startswith("schedule."))},
     )

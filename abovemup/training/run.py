@@ -17,7 +17,6 @@ from rich.console import Console
 
 from abovemup.config import io
 from abovemup.config.cadence import due
-from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Experiment, Run
 from abovemup.data.corpus import open_corpus
@@ -72,32 +71,22 @@ def train(
     Raises RequestError before anything is written, RunFailed for trouble on the way (the run directory then says
     `failed`), KeyboardInterrupt or SystemExit(143) for a signal before there was anything to keep.
     """
-    if sum(x is not None for x in (config_file, resume, branch)) > 1:
-        raise RequestError("--config, --resume and --branch each say where the settings come from: give one of them.")
     with ExitStack() as stack:
         stop = stack.enter_context(Stop())
-        folder: Path | None = None
-        step: int | None = None
-        source: Path | None = None  # the checkpoint to start from
-        origin: Path | None = None  # the run that it belongs to
-        if resume is not None:
-            exp, folder, step = lineage.resume_from(resume, overrides, config_dir)
+        start = lineage.start(overrides, config_file, config_dir, resume, branch)
+        exp, origin, source = start.experiment, start.origin, start.source
+        folder = origin if resume is not None else None  # None: a new one
+        if folder is not None:
             stack.callback(lock(folder).release)
-            origin = folder
-        elif branch is not None:
-            exp, origin, source = lineage.branch_from(branch, overrides, config_dir)
         else:
-            exp = compose(overrides, config_file=config_file, config_dir=config_dir)
-        if folder is None:
             if not any(o.lstrip("+").startswith("run.") for o in overrides):
                 exp = dataclasses.replace(exp, run=Run(name=None, dir=None))  # a repeated run gets a folder of its own
             check_folder(exp)
         batch_tokens = exp.train.batch_size * exp.train.seq_len
         terminal = Terminal(Console(stderr=json_output), title(exp), exp.train.steps, batch_tokens)
         if folder is not None:
-            source = checkpoint.choose(folder, step, lambda text: terminal.note(f"warning: {text}"))
+            source = lineage.resumed_checkpoint(folder, start.step, lambda text: terminal.note(f"warning: {text}"))
             if source is None:
-                lineage.check_unstarted(folder)
                 terminal.note(f"{folder} was ended before its first checkpoint: it starts again from step 0")
         trainer = build(exp, stop, terminal)
         if origin is not None and source is not None:

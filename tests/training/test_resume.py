@@ -333,3 +333,17 @@ def test_going_back_forgets_what_came_after(
     monkeypatch.chdir(elsewhere)
     run(resume="legs")
     assert rows(Path("legs")) == rows(Path("straight"))
+
+
+def test_a_branch_of_a_decayed_run_says_how_it_decays(elsewhere: Path) -> None:
+    run("schedule=cosine", "run.dir=trunk")
+    with pytest.raises(RequestError, match="decays its learning rate over 6 steps, the branch has 12"):
+        run("train.steps=12", "run.dir=new", branch="trunk@512")
+    assert not Path("new").exists()
+
+
+def test_a_resume_leaves_what_a_config_follows(elsewhere: Path) -> None:
+    """A cosine decays to the end of its run, also when the config of a resumed run is used for a longer one."""
+    run("schedule=cosine", "schedule.warmup=0", "run.dir=a")
+    run(resume="a@4")
+    assert compose(["train.steps=12"], config_file=Path("a/config.yaml")).schedule.decay == 12
