@@ -26,4 +26,5 @@ bench: .venv/ready
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "abovemup needs Python 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps mup==1.0.0  # a peer in the tests; its own dependencies are not needed
 	@touch $@

@@ -17,7 +17,8 @@ MAY_IMPORT = {
     "tracking": {"geometry", "config"},
     "training": {"model", "optim", "data", "tracking", "geometry", "config"},
     "bench": {"training", "model", "optim", "data", "tracking", "geometry", "config"},
-    "cli": {"bench", "training", "model", "optim", "data", "tracking", "geometry", "config"},
+    "studies": {"training", "model", "optim", "data", "tracking", "geometry", "config"},
+    "cli": {"studies", "bench", "training", "model", "optim", "data", "tracking", "geometry", "config"},
 }
 
 

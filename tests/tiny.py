@@ -33,8 +33,12 @@ def model(**changes: Any) -> Model:
     return Model(**{**settings, **changes})
 
 
-def parameterization(name: Any = "above_mup", width: int = 32, depth: int = 2, head_dim: int = 8) -> Parameterization:
-    return Parameterization(name=name, base_width=width, base_depth=depth, base_head_dim=head_dim)
+def parameterization(
+    name: Any = "above_mup", width: int = 32, depth: int = 2, head_dim: int = 8, **base: int
+) -> Parameterization:
+    """The base has half as many kv heads as heads and ffn 11/4 of its width, or `base_kv_heads` and `base_ffn`."""
+    settings = {"base_kv_heads": max(1, width // (2 * head_dim)), "base_ffn": width * 11 // 4, **base}
+    return Parameterization(name=name, base_width=width, base_depth=depth, base_head_dim=head_dim, **settings)
 
 
 def llama(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ratio:
-    """`ours` over `peer`, two medians in `unit`."""
+    """`ours` over `peer`, two medians (or bests) in `unit`."""
 
     name: str
     ours: float

@@ -3,8 +3,10 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from abovemup.cli.output import binary, print_json
-from abovemup.cli.routes import Sizes, sizes, table
+from rich.filesize import decimal
+
+from abovemup.cli.output import print_json
+from abovemup.cli.routes import Sizes, sizes
 
 if TYPE_CHECKING:
     from abovemup.config.schema import Experiment
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 def print_plan(experiment: "Experiment", json: bool) -> None:
     """The essentials: parameters, tokens, steps, memory of weights, gradients and optimizer state. Nothing on disk."""
+    from abovemup.training.routes import table
+
     size = sizes(table(experiment))
     if json:
         print_json({"config": asdict(experiment), **asdict(size)})
@@ -27,7 +31,7 @@ def print_plan(experiment: "Experiment", json: bool) -> None:
 def _plan(e: "Experiment", size: Sizes) -> dict[str, Any]:
     t, m = e.train, e.model
     known = size.weights + size.gradients + (size.state or 0)
-    state = "the optimizer's own not counted" if size.state is None else f"optimizer state {binary(size.state)}"
+    state = "the optimizer's own not counted" if size.state is None else f"optimizer state {decimal(size.state)}"
     shape = f"width {m.width}, depth {m.depth}, vocabulary {m.vocab_size:,}"
     rates = f"lr {e.optimizer.lr:g}, momentum {e.optimizer.momentum:g}"
     lasting = f"warmup {e.schedule.warmup}, decay {e.schedule.decay} steps"
@@ -40,6 +44,6 @@ def _plan(e: "Experiment", size: Sizes) -> dict[str, Any]:
         "batch": f"{t.batch_size} x {t.seq_len} = {t.batch_size * t.seq_len:,} tokens",
         "steps": f"{t.steps:,}",
         "tokens": f"{t.tokens:,}",
-        "memory": f"{binary(known)} before activations: weights {binary(size.weights)}, "
-        f"gradients {binary(size.gradients)}, {state}",
+        "memory": f"{decimal(known)} before activations: weights {decimal(size.weights)}, "
+        f"gradients {decimal(size.gradients)}, {state}",
     }

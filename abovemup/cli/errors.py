@@ -1,10 +1,8 @@
 """What a person reads when the command line was wrong."""
 
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 
 from typer.exceptions import TyperException
-
-_NEAR = 0.75
 
 
 def plain(message: str) -> str:
@@ -13,24 +11,16 @@ def plain(message: str) -> str:
 
 
 def usage(error: TyperException, arguments: list[str]) -> str:
-    """One line about a command line that does not parse; nothing when the help has been printed instead."""
-    kind = type(error).__name__
-    if kind == "NoArgsIsHelpError":
-        return ""
-    if kind == "NoSuchOption":
-        return _no_such_option(str(getattr(error, "option_name", "")), getattr(error, "possibilities", None), arguments)
-    return error.format_message()
+    """One line about a command line that does not parse; nothing when the help has been printed instead.
 
-
-def _no_such_option(option: str, possibilities: list[str] | None, arguments: list[str]) -> str:
-    """With the nearest option, or the key that was probably meant: `--lr 0.1` is `optimizer.lr=0.1` here."""
+    With the key that was probably meant by an option that is none: `--lr 0.1` is `optimizer.lr=0.1` here.
+    """
     from abovemup.config.keys import keys, nearest
 
-    name = option.lstrip("-").replace("-", "_")
-    near = [other for other in possibilities or [] if SequenceMatcher(None, option, other).ratio() >= _NEAR]
-    if near:
-        return f"no such option: {option}. Did you mean {near[0]}?"
-    meant = nearest(name, list(keys())) if arguments[:1] in (["train"], ["show"]) else []
-    if meant:
-        return f"no such option: {option}. Settings are keys: did you mean {' or '.join(f'{k}=...' for k in meant)}?"
-    return f"no such option: {option}. See abovemup {' '.join(arguments[:1])} --help."
+    message, option = error.format_message(), str(getattr(error, "option_name", ""))
+    near = get_close_matches(option, getattr(error, "possibilities", None) or [], 1, 0.75)
+    if option and not near and arguments[:1] in (["train"], ["show"], ["explain"], ["coordcheck"]):
+        meant = nearest(option.lstrip("-").replace("-", "_"), list(keys()))
+        if meant:
+            message += f". Settings are keys: did you mean {' or '.join(f'{key}=...' for key in meant)}?"
+    return message

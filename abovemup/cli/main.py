@@ -12,7 +12,7 @@ import typer
 from typer.exceptions import TyperException
 
 from abovemup import __version__
-from abovemup.cli import bench, doctor, generate, runs, show, train
+from abovemup.cli import ablate, bench, coordcheck, doctor, explain, generate, runs, show, train
 from abovemup.cli.errors import plain, usage
 from abovemup.config.errors import RequestError, RunFailed
 
@@ -27,7 +27,10 @@ app.command("train", cls=train.TrainCommand)(train.train)
 app.command("show", cls=train.TrainCommand)(show.show)
 app.command("generate")(generate.generate)
 app.add_typer(runs.app, name="runs", help="What to do with run directories.")
+app.command("explain", cls=train.TrainCommand)(explain.explain)
+app.command("coordcheck", cls=train.TrainCommand)(coordcheck.coordcheck)
 app.command("doctor")(doctor.doctor)
+app.command("ablate")(ablate.ablate)
 app.command("bench")(bench.bench)
 
 

@@ -1,11 +1,10 @@
-"""The model on the meta device and its routing table: sizes without memory."""
+"""What a routing table says of memory."""
 
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from abovemup.config.schema import Experiment
     from abovemup.optim.routing import Route
 
 
@@ -15,19 +14,6 @@ class Sizes:
     weights: int  # bytes
     gradients: int  # bytes
     state: int | None  # bytes of the optimizer's state; None for a user's own
-
-
-def table(experiment: "Experiment") -> "list[Route]":
-    """One row per distinct tensor. Raises RequestError for a norm that does not exist or does not fit."""
-    import torch
-
-    from abovemup.model.llama import Llama
-    from abovemup.model.roles import specs
-    from abovemup.optim.routing import routing_table
-
-    with torch.device("meta"):
-        model = Llama(experiment.model, experiment.parameterization)
-    return routing_table(specs(model), experiment)
 
 
 def sizes(routes: "list[Route]") -> Sizes:

@@ -19,8 +19,9 @@ def show(
 ) -> None:
     """Print the resolved configuration and the routing table: how every parameter starts and steps."""
     from abovemup.cli.output import print_json
-    from abovemup.cli.routes import sizes, table
+    from abovemup.cli.routes import sizes
     from abovemup.config.compose import compose
+    from abovemup.training.routes import table
 
     experiment = compose(list(overrides or []), config_file=config, config_dir=config_dir)
     routes = table(experiment)
@@ -56,13 +57,10 @@ def _base(e: "Experiment") -> dict[str, Any]:
 
     m, p = e.model, e.parameterization
     alpha, beta = residual_multipliers(m.residual, m.depth, p.base_depth)
+    base = {name: getattr(p, f"base_{name}") for name in ("width", "depth", "head_dim", "kv_heads", "ffn")}
     return {
-        "base": {"width": p.base_width, "depth": p.base_depth, "head_dim": p.base_head_dim},
-        "ratio": {
-            "width": m.width / p.base_width,
-            "depth": m.depth / p.base_depth,
-            "head_dim": m.head_dim / p.base_head_dim,
-        },
+        "base": base,
+        "ratio": {name: getattr(m, name) / size for name, size in base.items()},
         "attention_scale": attention_scale(p.name, m.head_dim, p.base_head_dim),
         "residual": {"stream": alpha, "block": beta},
     }
@@ -72,7 +70,7 @@ def _print_base(e: "Experiment") -> None:
     base = _base(e)
     ratios = ", ".join(f"{name} {e_} (x {base['ratio'][name]:g})" for name, e_ in base["base"].items())
     print(f"base: {ratios}")
-    if base["ratio"]["width"] == 1 and base["ratio"]["head_dim"] == 1:
+    if all(ratio == 1 for name, ratio in base["ratio"].items() if name != "depth"):
         print(f"The model is its own base: parameterization={e.parameterization.name} has no effect.")
     residual = base["residual"]
     print(f"attention scale: {base['attention_scale']:g}")
@@ -91,11 +89,16 @@ def _print_routes(routes: "list[Route]") -> None:
         (
             (
                 *(r.name, r.shape, r.role, r.norm, f"{r.init:.4g}", f"{r.forward:g}"),
-                *(r.rule, f"{r.scale:g}", f"{r.lr_mult:g}", f"{_decay(r):g}", f"{r.momentum:g}", r.optimizer),
+                *(r.rule, f"{r.scale:g}", f"{r.lr_mult:g}", _control(r), f"{r.momentum:g}", r.optimizer),
             )
             for r in routes
         ),
     )
+
+
+def _control(route: "Route") -> str:
+    kind = "" if route.norm_control == "decay" else f" {route.norm_control}"
+    return f"{_decay(route):g}{kind}"
 
 
 def _decay(route: "Route") -> float:

@@ -17,11 +17,11 @@ _ABOVE_0 = sys.float_info.min
 _RANGES: list[tuple[float, float, str]] = [
     (1, 2**20, "model.width model.heads model.kv_heads model.head_dim model.base.width model.base.head_dim"),
     (1, 2**20, "parameterization.base_width parameterization.base_head_dim train.batch_size train.micro_batch"),
-    (1, 2**20, "eval.batch checkpoint.keep data.branching"),
+    (1, 2**20, "parameterization.base_kv_heads eval.batch checkpoint.keep data.branching"),
     (2, 2**20, "data.states"),
     (1, 10_000, "model.depth model.base.depth parameterization.base_depth"),
     (1, 2**22, "model.vocab_size tokenizer.vocab_size"),
-    (1, 2**24, "model.ffn train.seq_len"),
+    (1, 2**24, "model.ffn parameterization.base_ffn train.seq_len"),
     (1, 2**30, "eval.tokens"),
     (1, 2**40, "train.steps tracking.every"),
     (1, 2**60, "train.tokens"),

@@ -30,7 +30,7 @@ def choices(config_dir: Path | None = None) -> Choices:
         for file in (config_dir / group).glob("*.yml"):
             raise RequestError(f"{file}: the name of a choice's file ends in .yaml.")
     theirs = _listing(config_dir)
-    if not any(theirs.values()):
+    if not any(theirs.values()) and not (config_dir / "ablation").is_dir():
         raise RequestError(f"--config-dir {config_dir}: no YAML file in a group's folder ({', '.join(GROUPS)}).")
     for group in GROUPS:
         for name in theirs[group]:

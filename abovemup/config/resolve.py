@@ -24,10 +24,9 @@ def resolve(tree: Tree) -> dict[str, Any]:
     """
     derived = {key: value for key, value in _open_values(tree) if key != "train.threads"}
     _tokenizer(tree["tokenizer"])
+    written = dict(tree["model"])
     _model(tree["model"], ids(tree["data"], tree["tokenizer"]))
-    for name, value in tree["model"]["base"].items():
-        if tree["parameterization"][f"base_{name}"] is None:
-            tree["parameterization"][f"base_{name}"] = value
+    _base(tree["parameterization"], tree["model"], written)
     _train(tree["train"], tree["model"]["width"])
     _schedule(tree["schedule"], tree["train"])
     if tree["eval"]["tokens"] is None:
@@ -59,11 +58,23 @@ def _model(model: Tree, vocab: int) -> None:
     if model["heads"] is None:
         model["heads"] = _split(width, "model.head_dim", model["head_dim"])
     model["kv_heads"] = _kv_heads(model["kv_heads"], model["heads"])
-    if model["ffn"] is None or ratio(model["ffn"]) is not None:
-        # Not an integer when the width is no multiple of the denominator: the nearest one (half a unit goes up).
-        model["ffn"] = max(1, int((ratio(model["ffn"]) or FFN) * width + Fraction(1, 2)))
+    model["ffn"] = _ffn(model["ffn"], width)
     if model["vocab_size"] is None:
         model["vocab_size"] = vocab
+
+
+def _base(base: Tree, model: Tree, written: Tree) -> None:
+    """The base's shape where it is open. What was written as a number is the same there, what was open follows from
+    the base's width: heads as many as fit it (at least one), kv heads and ffn by the same ratio of it."""
+    for name, value in model["base"].items():
+        if base[f"base_{name}"] is None:
+            base[f"base_{name}"] = value
+    queries = Fraction(model["heads"] * model["head_dim"], model["width"]) * base["base_width"]
+    heads = max(1, round(queries / base["base_head_dim"]))
+    if base["base_kv_heads"] is None:
+        base["base_kv_heads"] = _kv_heads(written["kv_heads"], heads)
+    if base["base_ffn"] is None:
+        base["base_ffn"] = _ffn(written["ffn"], base["base_width"])
 
 
 def _split(width: int, key: str, value: int) -> int:
@@ -102,6 +113,13 @@ def _kv_heads(value: Any, heads: int) -> int:
         return int(value)
     most = min(heads, max(1, int(share * heads)))
     return nearest_divisors(heads, most)[0]
+
+
+def _ffn(value: Any, width: int) -> int:
+    """A ratio of the width, or a number."""
+    share = FFN if value is None else ratio(value)
+    # Not an integer when the width is no multiple of the denominator: the nearest one (half a unit goes up).
+    return int(value) if share is None else max(1, int(share * width + Fraction(1, 2)))
 
 
 def _tokenizer(tokenizer: Tree) -> None:

@@ -23,6 +23,19 @@ NormPlacement = Literal[
 DepthInit = Literal["identity", "total_depth", "relative_depth"]
 Residual = Literal["identity", "depth_normalized", "completep_paper", "completep"]
 
+# What weight_decay does: ordinary decay, or part 4 of "Above MuP" in the role's norm.
+NormControl = Literal["decay", "pre_decay", "post_clip", "pre_decay_top1", "post_clip_top1"]
+NormName = Literal[
+    "rms_to_rms",
+    "rms_to_inf",
+    "one_to_rms",
+    "max_abs",
+    "frobenius",
+    "stable_rank",
+    "effective_rank",
+    "condition_number",
+]
+
 # A cadence is a number of steps (0 = never), tokens ("2^16tok") or "pow2": every power of two in tokens.
 Cadence = int | str
 
@@ -64,6 +77,8 @@ class Parameterization:
     base_width: int
     base_depth: int
     base_head_dim: int
+    base_kv_heads: int
+    base_ffn: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +96,7 @@ class RoleRule:
     scale: float = 1.0  # the step is lr * scale * dual(G): a radius, in the constrained form
     momentum: float | None = None  # None: the optimizer's
     weight_decay: float | None = None  # None: the optimizer's
+    norm_control: NormControl | None = None  # None: the optimizer's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +127,7 @@ class Optimizer:
     eps: float
     clip: float | None  # global gradient norm; None: off
     beta2: float  # Adam's second coefficient
+    norm_control: NormControl = "decay"
     target: str | None  # "my.module:Cls": a user's own optimizer, called with (param_groups, lr=..., **args)
     args: dict[str, Any]
     msign: Msign
@@ -169,7 +186,8 @@ class Eval:
 @dataclass(frozen=True, kw_only=True)
 class Norms:
     every: Cadence
-    which: Literal["role"]
+    which: Literal["role", "all"] | list[NormName]  # besides each layer's role norm
+    gradients: bool = False  # the raw gradients' dual norms too
 
 
 @dataclass(frozen=True, kw_only=True)

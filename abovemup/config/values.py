@@ -1,8 +1,9 @@
 """From what YAML and the command line hold to values of the schema's types. Open values pass; `resolve` closes them."""
 
 import dataclasses
-import math
+import json
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -17,11 +18,16 @@ OPEN_NULL = frozenset(
     [
         *("model.heads", "model.kv_heads", "model.head_dim", "model.ffn", "model.vocab_size"),
         *("parameterization.base_width", "parameterization.base_depth", "parameterization.base_head_dim"),
+        *("parameterization.base_kv_heads", "parameterization.base_ffn"),
         *("train.steps", "train.tokens", "train.micro_batch", "train.threads"),
         *("tokenizer.vocab_size", "eval.tokens", "schedule.decay"),
     ]
 )
 RATIOS = {"model.kv_heads": 1, "model.ffn": 1000}  # key -> most
+_NUMBERS: dict[type, tuple[Callable[[object], int | float], str]] = {
+    int: (parse_int, "an integer such as 64, 1e6, 10M or 2^20"),
+    float: (parse_float, "a finite number such as 0.1, 1e-3 or 2^-4"),
+}
 LENGTHS = frozenset({"schedule.warmup", "schedule.decay"})
 
 
@@ -82,24 +88,20 @@ def _coerce_value(key: str, kind: Any, value: Any, opened: bool) -> Any:
             return value
         return _convert(kind, value)
     except ValueError as error:
-        raise RequestError(f"{key}={_shown(value)}: {error}.") from error
+        raise RequestError(f"{key}={shown(value)}: {error}.") from error
 
 
 def _length(value: Any) -> Any:
     """None, steps as an int, tokens as "<n>tok", or a fraction of the run as a float: 1 is a step, 1.0 all."""
-    expected = ValueError('expected steps (100), tokens ("2^20tok") or a fraction of the run (0.1)')
     try:
         if value is None or token_count(value) is not None:
             return value
         number = parse_float(value)
-    except ValueError as error:
-        raise expected from error
-    if 0 <= number <= 1 and (isinstance(value, float) or "." in str(value)):
-        return number
-    try:
+        if 0 <= number <= 1 and (isinstance(value, float) or "." in str(value)):
+            return number
         return parse_int(value)
     except ValueError as error:
-        raise expected from error
+        raise ValueError('expected steps (100), tokens ("2^20tok") or a fraction of the run (0.1)') from error
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -112,16 +114,12 @@ def _convert(kind: Any, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ValueError("expected true or false")
         return value
-    if kind is int:
+    if kind in _NUMBERS:
+        parse, expected = _NUMBERS[kind]
         try:
-            return parse_int(value)
+            return parse(value)
         except ValueError as error:
-            raise ValueError(f"{error}; expected an integer such as 64, 1e6, 10M or 2^20") from error
-    if kind is float:
-        try:
-            return parse_float(value)
-        except ValueError as error:
-            raise ValueError(f"{error}; expected a finite number such as 0.1, 1e-3 or 2^-4") from error
+            raise ValueError(f"{error}; expected {expected}") from error
     if kind is str:
         return _text(value)
     if get_origin(kind) is list:
@@ -131,7 +129,7 @@ def _convert(kind: Any, value: Any) -> Any:
     if get_origin(kind) is dict:
         if not isinstance(value, dict):
             raise ValueError("expected keys and values such as {a: 1}")
-        _refuse_non_finite(value)
+        json.dumps(value, allow_nan=False, default=str)  # refuses what is not finite
         return value
     raise TypeError(f"the schema has a type this cannot read: {kind}")
 
@@ -169,13 +167,16 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _refuse_non_finite(value: Any) -> None:
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
-        if isinstance(item, dict | list):
-            _refuse_non_finite(item)
-        elif isinstance(item, float) and not math.isfinite(item):
-            raise ValueError("not a finite number")
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def shown(value: Any) -> str:
+    """A value as one would type it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return " x ".join(map(str, value))
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{k}: {shown(v)}' for k, v in value.items())}}}"
+    return str(value)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from abovemup.geometry.msign import Msign, msign, power_of_two, wide
+from abovemup.geometry.spectrum import singular_values
 
 MATRIX = (-2, -1)
 Shape = Sequence[int]
@@ -109,16 +110,8 @@ def unit(x: Tensor, eps: float = 0.0) -> Tensor:
 
 
 def sigma_max(W: Tensor) -> Tensor:
-    """The largest singular value of each (..., m, n), from the smaller Gram matrix in float64: exact to rounding."""
-    if W.device.type == "mps":  # has no float64
-        W = W.cpu()
-    scale = power_of_two(W, dim=MATRIX)
-    X = (W / scale).double()
-    gram = X @ X.mT if X.shape[-2] <= X.shape[-1] else X.mT @ X
-    # LAPACK raises on NaN: solve zeros instead. Times the scale, which is inf then, they give nan all the same.
-    finite = gram.isfinite().all(-1).all(-1)
-    largest = torch.linalg.eigvalsh(gram.where(finite[..., None, None], 0.0))[..., -1].clamp_min(0).sqrt()
-    return (largest * scale[..., 0, 0]).to(W.dtype)
+    """The largest singular value of each (..., m, n): exact to rounding."""
+    return singular_values(W)[..., -1].to(W.dtype)
 
 
 def nuclear(G: Tensor) -> Tensor:

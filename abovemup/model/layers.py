@@ -29,7 +29,7 @@ class Linear(Tagged):
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.bias = nn.Parameter(torch.empty(d_out)) if bias else None
         self.multiplier = tag.forward
-        self.tags = {"weight": tag, "bias": Tag("bias", init=0.0)}
+        self.tags = {"weight": tag, "bias": Tag("bias", init=0.0, base=tag.base[:1])}
 
     def forward(self, x: Tensor) -> Tensor:
         # The input is scaled, not the output: a head's output is V / d times larger.
@@ -37,16 +37,16 @@ class Linear(Tagged):
 
 
 class RMSNorm(Tagged):
-    """x / sqrt(mean(x^2) + eps) over the last axis, times a gain if it has one.
+    """x / sqrt(mean(x^2) + eps) over the last axis, times a gain if there is a tag for one.
 
     The mean is taken in float32 whatever the dtype of x, so that eps = 1e-20 is a number and x = 0 gives 0.
     """
 
-    def __init__(self, dim: int, eps: float, gain: bool):
+    def __init__(self, dim: int, eps: float, gain: Tag | None = None):
         super().__init__()
         self.shape, self.eps = (dim,), eps
         self.weight = nn.Parameter(torch.empty(dim)) if gain else None
-        self.tags = {"weight": Tag("gain", init=1.0)}
+        self.tags = {"weight": gain} if gain else {}
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.rms_norm(x, self.shape, eps=self.eps)

@@ -1,11 +1,14 @@
 """A Llama decoder: RoPE, SwiGLU, grouped-query attention, and norms where the placement puts them."""
 
+from dataclasses import replace
+from fractions import Fraction
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from abovemup.config.schema import Model, NormPlacement, Parameterization, Role
-from abovemup.geometry.parameterization import attention_scale, depth_init, residual_multipliers, rule
+from abovemup.geometry.parameterization import attention_scale, depth_init, init_norm, residual_multipliers
 from abovemup.model.init import init_parameter
 from abovemup.model.layers import Embedding, Linear, RMSNorm, rope_angles, rotate
 from abovemup.model.roles import Tag, tagged_parameters
@@ -25,20 +28,36 @@ NORM_SITES: dict[NormPlacement, frozenset[str]] = {
 }
 
 
-def norm(cfg: Model, site: str, dim: int) -> nn.Module:
+Size = tuple[int, int]  # a dimension here, and at the base
+
+
+def sizes(cfg: Model, p: Parameterization) -> dict[str, Size]:
+    """The dimensions that can grow."""
+    queries = cfg.heads * cfg.head_dim  # as wide as the residual stream, or a fraction of it, also at the base
+    return {
+        "width": (cfg.width, p.base_width),
+        "head_dim": (cfg.head_dim, p.base_head_dim),
+        "queries": (queries, max(1, round(Fraction(queries, cfg.width) * p.base_width))),
+        "keys": (cfg.kv_heads * cfg.head_dim, p.base_kv_heads * p.base_head_dim),
+        "ffn": (cfg.ffn, p.base_ffn),
+    }
+
+
+def norm(cfg: Model, site: str, dim: Size) -> nn.Module:
     """The norm of that site, or the identity where the placement has none."""
-    return RMSNorm(dim, cfg.norm_eps, cfg.gains) if site in NORM_SITES[cfg.norm_placement] else nn.Identity()
+    if site not in NORM_SITES[cfg.norm_placement]:
+        return nn.Identity()
+    return RMSNorm(dim[0], cfg.norm_eps, Tag("gain", init=1.0, base=dim[1:]) if cfg.gains else None)
 
 
-def matrix_tag(cfg: Model, p: Parameterization, role: Role, shape: tuple[int, int], depth: float = 1.0) -> Tag:
+def matrix_tag(cfg: Model, p: Parameterization, role: Role, d_out: Size, d_in: Size, depth: float = 1.0) -> Tag:
     """The tag of a matrix; `depth` is the factor that the depth initialisation puts on the last one of a block."""
-    # The initialisation and the forward pass do not depend on the optimizer's family; only lr does.
-    r = rule(p.name, role, "norm", shape, cfg.width / p.base_width)
-    return Tag(role, init=r.init * depth, forward=r.forward)
+    shape, base = zip(d_out, d_in, strict=True)
+    return Tag(role, init=init_norm(p.name, cfg.init, role, shape, base) * depth, base=base)
 
 
-def hidden(cfg: Model, p: Parameterization, d_in: int, d_out: int, depth: float = 1.0) -> Linear:
-    return Linear(d_in, d_out, matrix_tag(cfg, p, "hidden", (d_out, d_in), depth), cfg.biases)
+def hidden(cfg: Model, p: Parameterization, d_in: Size, d_out: Size, depth: float = 1.0) -> Linear:
+    return Linear(d_in[0], d_out[0], matrix_tag(cfg, p, "hidden", d_out, d_in, depth), cfg.biases)
 
 
 class Attention(nn.Module):
@@ -46,15 +65,15 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = cfg.head_dim
         self.scale = attention_scale(p.name, cfg.head_dim, p.base_head_dim)
-        queries, keys = cfg.heads * cfg.head_dim, cfg.kv_heads * cfg.head_dim
-        self.wq = hidden(cfg, p, cfg.width, queries)
-        self.wk = hidden(cfg, p, cfg.width, keys)
-        self.wv = hidden(cfg, p, cfg.width, keys)
-        self.wo = hidden(cfg, p, queries, cfg.width, depth)
-        self.q_norm = norm(cfg, "qk", cfg.head_dim)
-        self.k_norm = norm(cfg, "qk", cfg.head_dim)
-        self.v_norm = norm(cfg, "vo", cfg.head_dim)
-        self.o_norm = norm(cfg, "vo", queries)
+        s = sizes(cfg, p)
+        self.wq = hidden(cfg, p, s["width"], s["queries"])
+        self.wk = hidden(cfg, p, s["width"], s["keys"])
+        self.wv = hidden(cfg, p, s["width"], s["keys"])
+        self.wo = hidden(cfg, p, s["queries"], s["width"], depth)
+        self.q_norm = norm(cfg, "qk", s["head_dim"])
+        self.k_norm = norm(cfg, "qk", s["head_dim"])
+        self.v_norm = norm(cfg, "vo", s["head_dim"])
+        self.o_norm = norm(cfg, "vo", s["queries"])
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)  # (B, T, heads, head_dim)
@@ -70,10 +89,11 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, cfg: Model, p: Parameterization, depth: float):
         super().__init__()
-        self.w1 = hidden(cfg, p, cfg.width, cfg.ffn)
-        self.w3 = hidden(cfg, p, cfg.width, cfg.ffn)
-        self.w2 = hidden(cfg, p, cfg.ffn, cfg.width, depth)
-        self.norm = norm(cfg, "mlp", cfg.ffn)
+        s = sizes(cfg, p)
+        self.w1 = hidden(cfg, p, s["width"], s["ffn"])
+        self.w3 = hidden(cfg, p, s["width"], s["ffn"])
+        self.w2 = hidden(cfg, p, s["ffn"], s["width"], depth)
+        self.norm = norm(cfg, "mlp", s["ffn"])
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.w2(self.norm(F.silu(self.w1(x)) * self.w3(x)))
@@ -87,9 +107,10 @@ class Block(nn.Module):
         super().__init__()
         self.alpha, self.beta = residual_multipliers(cfg.residual, cfg.depth, p.base_depth)
         # The sub-blocks of the whole model are numbered 1..2L.
-        self.attention_norm = norm(cfg, "residual", cfg.width)
+        width = sizes(cfg, p)["width"]
+        self.attention_norm = norm(cfg, "residual", width)
         self.attention = Attention(cfg, p, depth_init(cfg.depth_init, cfg.depth, 2 * layer + 1))
-        self.feed_forward_norm = norm(cfg, "residual", cfg.width)
+        self.feed_forward_norm = norm(cfg, "residual", width)
         self.feed_forward = FeedForward(cfg, p, depth_init(cfg.depth_init, cfg.depth, 2 * layer + 2))
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
@@ -110,12 +131,13 @@ class Llama(nn.Module):
     def __init__(self, cfg: Model, p: Parameterization):
         super().__init__()
         self.cfg = cfg
-        vocabulary = (cfg.vocab_size, cfg.width)
-        self.embedding = Embedding(*vocabulary, matrix_tag(cfg, p, "embedding", vocabulary))
+        vocabulary, width = (cfg.vocab_size, cfg.vocab_size), sizes(cfg, p)["width"]  # a vocabulary does not grow
+        self.embedding = Embedding(cfg.vocab_size, cfg.width, matrix_tag(cfg, p, "embedding", vocabulary, width))
         self.layers = nn.ModuleList(Block(cfg, p, layer) for layer in range(cfg.depth))
-        self.final_norm = norm(cfg, "output", cfg.width)
-        tied = Tag("head", init=1.0, forward=1 / cfg.width)
-        head = tied if cfg.tie_embeddings else matrix_tag(cfg, p, "head", vocabulary)
+        self.final_norm = norm(cfg, "output", width)
+        head = matrix_tag(cfg, p, "head", vocabulary, width)
+        if cfg.tie_embeddings:
+            head = replace(head, forward=1 / cfg.width)
         self.head = Linear(cfg.width, cfg.vocab_size, head)
         self.tie()
 

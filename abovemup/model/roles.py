@@ -12,6 +12,7 @@ from abovemup.geometry.roles import ROLE_NORM
 class Tag:
     role: Role
     init: float  # the role's norm right after exact initialisation
+    base: tuple[int, ...]  # the parameter's shape at the base of the parameterization
     forward: float = 1.0  # multiplier of the parameter in the forward pass
 
 
@@ -19,6 +20,7 @@ class Tag:
 class ParameterSpec:
     name: str
     shape: tuple[int, ...]
+    base: tuple[int, ...]  # the shape at the base
     role: Role
     norm: str  # a name in geometry.NORMS
     init: float
@@ -56,6 +58,7 @@ def specs(model: nn.Module) -> list[ParameterSpec]:
         ParameterSpec(
             name=name,
             shape=tuple(parameter.shape),
+            base=tag.base,
             role=tag.role,
             norm=ROLE_NORM[tag.role],
             init=tag.init,

@@ -13,6 +13,7 @@ from abovemup.config.errors import RequestError
 from abovemup.config.schema import ROLES, Experiment
 from abovemup.config.schema import Optimizer as Options
 from abovemup.optim.composite import Composite
+from abovemup.optim.control import attach, control_options
 from abovemup.optim.routing import ADAM, Route
 from abovemup.optim.steepest import SteepestDescent
 
@@ -49,7 +50,12 @@ def build_optimizer(
         parts.append(SteepestDescent(steepest, lr=options.lr))
     if adam:
         parts.append(AdamW(adam, lr=options.lr))
-    return parts[0] if len(parts) == 1 else Composite(parts)
+    controlled = any("norm_control" in group for part in parts for group in part.param_groups)
+    if controlled:
+        for part in parts:
+            attach(part)
+    # A composite calls a closure before its parts step, so that the gradient is that of the weights as they were.
+    return parts[0] if len(parts) == 1 and not controlled else Composite(parts)
 
 
 def check_one_to_one(named_parameters: Mapping[str, Parameter], routes: Sequence[Route]) -> None:
@@ -71,7 +77,8 @@ def group_routes(routes: Sequence[Route]) -> dict[str, list[Route]]:
     """Group name -> routes that step alike, in the order of the roles."""
     alike: dict[tuple[Any, ...], list[Route]] = {}
     for route in sorted(routes, key=lambda route: ROLES.index(route.role)):
-        key = (route.role, route.rule, route.scale, route.lr_mult, route.weight_decay, route.momentum)
+        decay = (route.weight_decay, route.norm_control)
+        key = (route.role, route.rule, route.scale, route.lr_mult, *decay, route.momentum, route.eps)
         alike.setdefault(key, []).append(route)
     named: dict[str, list[Route]] = {}
     for (role, *_), members in alike.items():
@@ -84,7 +91,8 @@ def base(name: str, routes: list[Route], parameters: Mapping[str, Parameter], op
     """What every group has, whatever the optimizer."""
     lr = options.lr * routes[0].lr_mult
     names = [route.name for route in routes]
-    return {"name": name, "names": names, "params": [parameters[n] for n in names], "lr": lr, "initial_lr": lr}
+    group = {"name": name, "names": names, "params": [parameters[n] for n in names], "lr": lr, "initial_lr": lr}
+    return group | control_options(routes)
 
 
 def steepest_options(route: Route, options: Options) -> Group:
@@ -93,7 +101,7 @@ def steepest_options(route: Route, options: Options) -> Group:
         "scale": route.scale,
         "momentum": route.momentum,
         "nesterov": options.nesterov,
-        "weight_decay": route.weight_decay,
+        "weight_decay": plain_decay(route),
         "eps": options.eps,
         "msign_method": options.msign.method,
         "msign_steps": options.msign.steps,
@@ -106,9 +114,14 @@ def adam_options(route: Route, options: Options) -> Group:
     return {
         "rule": ADAM,
         "betas": (route.momentum, options.beta2),
-        "eps": options.eps,
-        "weight_decay": route.weight_decay,
+        "eps": route.eps,
+        "weight_decay": plain_decay(route),
     }
+
+
+def plain_decay(route: Route) -> float:
+    """The decay that is left to the optimizer itself."""
+    return route.weight_decay if route.norm_control == "decay" else 0.0
 
 
 def own_options(route: Route, options: Options) -> Group:

@@ -6,11 +6,9 @@ from difflib import get_close_matches
 from typing import Protocol
 
 from abovemup.config.errors import RequestError
-from abovemup.config.schema import ROLES, Experiment, Role
+from abovemup.config.schema import ROLES, Experiment, NormControl, Role
 from abovemup.geometry.norms import NORMS
-from abovemup.geometry.parameterization import rule
-
-ADAM = "adam"  # the rule of a role that torch's Adam steps
+from abovemup.geometry.parameterization import ADAM, eps_multiplier, lr_multiplier, residual_multipliers
 
 
 class Spec(Protocol):
@@ -20,6 +18,8 @@ class Spec(Protocol):
     def name(self) -> str: ...
     @property
     def shape(self) -> tuple[int, ...]: ...
+    @property
+    def base(self) -> tuple[int, ...]: ...
     @property
     def role(self) -> Role: ...
     @property
@@ -36,6 +36,7 @@ class Route:
 
     name: str
     shape: tuple[int, ...]
+    base: tuple[int, ...]  # the shape at the base of the parameterization
     role: Role
     norm: str  # the role's norm, in which it is watched
     init: float  # that norm after exact initialisation
@@ -44,15 +45,17 @@ class Route:
     scale: float  # the step has norm lr * scale in `rule`
     lr_mult: float  # lr of the group over optimizer.lr: the parameterization's factor times optimizer.lr_scale
     weight_decay: float  # as the optimizer gets it: over lr_mult, so that lr * weight_decay has no multiplier
+    norm_control: NormControl = "decay"  # what weight_decay does
     momentum: float
+    eps: float  # Adam's with the parameterization's factor
     optimizer: str  # steepest_descent, adam, adamw, or the user's optimizer.target
 
 
 def routing_table(specs: Iterable[Spec], experiment: Experiment) -> list[Route]:
     """One Route per spec, in their order.
 
-    Raises RequestError for a role or rule that does not exist, a rule for matrices on a vector, and options of
-    msign that exclude each other.
+    Raises RequestError for a role or rule that does not exist, a rule for matrices on a vector, options of msign that
+    exclude each other, and a norm control without a weight decay or on a user's own optimizer.
     """
     msign = experiment.optimizer.msign
     if msign.method == "exact" and msign.dtype == "bfloat16":
@@ -68,16 +71,21 @@ def _route(spec: Spec, experiment: Experiment) -> Route:
     adam = row.norm == ADAM
     if not adam:
         _check_rule(spec, row.norm)
-    width_ratio = experiment.model.width / experiment.parameterization.base_width
-    family = "adam" if adam else "norm"
-    lr_mult = rule(experiment.parameterization.name, spec.role, family, spec.shape, width_ratio).lr
+    parameterization = experiment.parameterization.name
+    try:
+        lr_mult = lr_multiplier(parameterization, spec.role, row.norm, spec.shape, spec.base)
+    except ValueError as error:
+        instead = "use parameterization=above_mup"
+        raise RequestError(f"optimizer.roles.{spec.role}.norm={row.norm}: {error}: {instead}.") from error
     # Adam has no scale of its own: a factor on its step is a factor on its lr.
     lr_mult *= getattr(optimizer.lr_scale, spec.role) * (row.scale if adam else 1)
     weight_decay = optimizer.weight_decay if row.weight_decay is None else row.weight_decay
-    own = ("adamw" if weight_decay else "adam") if adam else "steepest_descent"
+    control = _norm_control(spec, experiment)
+    own = ("adamw" if weight_decay and control == "decay" else "adam") if adam else "steepest_descent"
     return Route(
         name=spec.name,
         shape=spec.shape,
+        base=spec.base,
         role=spec.role,
         norm=spec.norm,
         init=spec.init,
@@ -86,9 +94,38 @@ def _route(spec: Spec, experiment: Experiment) -> Route:
         scale=1.0 if adam else row.scale,
         lr_mult=lr_mult,
         weight_decay=weight_decay / lr_mult if lr_mult else 0.0,
+        norm_control=control,
         momentum=optimizer.momentum if row.momentum is None else row.momentum,
+        eps=optimizer.eps * (_adam_eps(spec, experiment) if adam else 1),
         optimizer=optimizer.target or own,
     )
+
+
+def _norm_control(spec: Spec, experiment: Experiment) -> NormControl:
+    """The role's, or the optimizer's unless the role is exempt from decay."""
+    optimizer = experiment.optimizer
+    row = getattr(optimizer.roles, spec.role)
+    control: NormControl = optimizer.norm_control if row.norm_control is None else row.norm_control
+    if control == "decay":
+        return control
+    where = "optimizer." if row.norm_control is None else f"optimizer.roles.{spec.role}."
+    if optimizer.target is not None:
+        raise RequestError(f"{where}norm_control={control} does not reach optimizer.target: drop one of them.")
+    if row.weight_decay == 0 and row.norm_control is None:
+        return "decay"
+    if (optimizer.weight_decay if row.weight_decay is None else row.weight_decay) == 0:
+        raise RequestError(f"{where}norm_control={control} is as strong as {where}weight_decay, which is 0: set it.")
+    return control
+
+
+def _adam_eps(spec: Spec, experiment: Experiment) -> float:
+    """CompleteP's table 1 (arXiv:2505.01618): a gradient inside a block also carries the block's multiplier."""
+    p, m = experiment.parameterization, experiment.model
+    factor = eps_multiplier(p.name, spec.role, spec.shape, spec.base)
+    if not spec.name.startswith("layers."):
+        return factor
+    here, base = (residual_multipliers(m.residual, depth, p.base_depth)[1] for depth in (m.depth, p.base_depth))
+    return factor * (here / base)
 
 
 def _check_rule(spec: Spec, name: str) -> None:

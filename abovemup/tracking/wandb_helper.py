@@ -31,14 +31,22 @@ ROLE = {norm: role for role, norm in ROLE_NORM.items()}
 
 
 def per_role(record: Record) -> Record:
-    """The row as W&B gets it: head's and embedding's norms as they are, of other roles min, median and max."""
+    """The row as W&B gets it: head's and embedding's norms as they are, of other roles min, median and max.
+
+    `norm/hidden/min` is in the role's norm, which is the first of each layer; others are `norm/hidden/<norm>/min`.
+    """
     row: Record = {}
     groups: dict[str, list[float]] = {}
+    roles: dict[str, str] = {}
+    for kind, layer, norm in (_parts(key) for key in record):
+        if kind == "norm":
+            roles.setdefault(layer, ROLE.get(norm, ""))
     for key, value in record.items():
-        kind, _, layer = key.partition("/")
-        role = ROLE.get(layer.rpartition("/")[2]) if kind in ("norm", "update") else None
+        kind, layer, norm = _parts(key)
+        role = roles.get(layer, "")
         if role in ("hidden", "gain", "bias"):
-            groups.setdefault(f"{kind}/{role}", []).append(value)
+            own = kind == "grad" or norm == ROLE_NORM[role]
+            groups.setdefault(f"{kind}/{role}" if own else f"{kind}/{role}/{norm}", []).append(value)
         else:
             row[key] = value
     for name, values in groups.items():
@@ -46,6 +54,13 @@ def per_role(record: Record) -> Record:
             values = [math.nan]  # an order with a NaN in it means nothing
         row |= {f"{name}/min": min(values), f"{name}/median": statistics.median(values), f"{name}/max": max(values)}
     return row
+
+
+def _parts(key: str) -> tuple[str, str, str]:
+    """(kind, layer, norm) of a key; nothing of one that is about no layer."""
+    kind, _, rest = key.partition("/")
+    layer, _, norm = rest.rpartition("/")
+    return (kind, layer, norm) if kind in ("norm", "update", "grad") else ("", "", "")
 
 
 def follow(path: Path, over: Iterable[bool]) -> Iterator[Record]:

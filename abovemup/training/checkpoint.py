@@ -3,7 +3,8 @@
     checkpoints/step_00000100/
         model.pt       parameter name -> tensor (a tied tensor once)
         optimizer.pt   parameter name -> state name -> tensor
-        state.pt       step, tokens, random state, the row of metrics.jsonl that still waits for its evaluation
+        state.pt       step, tokens, random state, where the largest singular values of large weights were, the row of
+                       metrics.jsonl that still waits for its evaluation
         manifest.json  size and SHA-256 of each file: what makes a checkpoint complete
 
 Tensors and plain types only, so `torch.load` reads them with its safe default.
@@ -17,7 +18,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from torch import Tensor
 from abovemup.config.errors import RequestError
 
 FILES = ("model.pt", "optimizer.pt", "state.pt")
-REST = ("step", "tokens", "rng", "last_row", "pending")
+REST = ("step", "tokens", "rng", "last_row", "pending", "norms")
 STEP = re.compile(r"step_(\d+)")
 
 
@@ -42,6 +43,7 @@ class State:
     rng: Tensor
     last_row: int | None  # step of the last row in metrics.jsonl; None: no row yet
     pending: dict[str, float | int] | None = None  # the row of this step, not yet logged: its evaluation was cut short
+    norms: dict[str, Tensor] = field(default_factory=dict)  # where the largest singular value of a large weight was
 
     def finite(self) -> bool:
         tensors = [*self.model.values(), *(v for s in self.optimizer.values() for v in s.values())]

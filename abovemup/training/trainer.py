@@ -58,7 +58,7 @@ class Trainer:
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.parameters = {route.name: parameters[route.name] for route in routes}
         self.optimizer = build_optimizer(self.parameters, routes, exp)
-        self.norms = NormTracker(self.parameters, routes, vocab_size=corpus.coder.size)
+        self.norms = NormTracker(self.parameters, routes, corpus.coder.size, exp.norms.which)
         self.validation = corpus.validation()
         self._clock, self._clock_t = time.perf_counter(), 0
 
@@ -83,6 +83,9 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             raise Diverged(record)
         norms = self._norms_due(t)
+        if norms and self.exp.norms.gradients:
+            record |= self.norms.gradients()
+        self.clip(grad_norm)
         if norms:
             self.norms.before_step()
         self.optimizer.step()
@@ -123,7 +126,7 @@ class Trainer:
         return result
 
     def gradients(self, t: int) -> tuple[float, float]:
-        """Gradients of the mean loss over the tokens of batch t; returns that loss and their norm before clipping.
+        """Gradients of the mean loss over the tokens of batch t; returns that loss and their global norm.
 
         Accumulated micro-batch by micro-batch, each weighted by its tokens.
         """
@@ -140,10 +143,13 @@ class Trainer:
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
         grad_norm = torch.nn.utils.get_total_norm(grads)
         *sums, norm = torch.stack([*losses, grad_norm]).tolist()  # one synchronisation
-        clip = self.exp.optimizer.clip
-        if clip is not None and clip < norm < math.inf:  # by a finite factor: one NaN would spoil every gradient
-            torch._foreach_mul_(grads, clip / norm)
         return sum(sums) / total, norm
+
+    def clip(self, norm: float) -> None:
+        """Shrink gradients of global norm `norm` to that of `optimizer.clip`."""
+        clip = self.exp.optimizer.clip
+        if clip is not None and clip < norm:
+            torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], clip / norm)
 
     def backward(self, windows: Tensor, total: int) -> Tensor:
         """Add the gradients of one micro-batch, windows (b, seq_len + 1); returns its summed loss."""
@@ -184,6 +190,7 @@ class Trainer:
             rng=torch.get_rng_state(),
             last_row=last_row,
             pending=self.pending,
+            norms=dict(self.norms.blocks),
         )
 
     def load(self, state: State, where: str) -> None:
@@ -200,7 +207,7 @@ class Trainer:
                 parameter.copy_(state.model[name])
         load_state_by_name(self.optimizer, state.optimizer)
         torch.set_rng_state(state.rng)
-        self.t, self.pending = state.step, state.pending
+        self.t, self.pending, self.norms.blocks = state.step, state.pending, dict(state.norms)
         self._clock, self._clock_t = time.perf_counter(), self.t
 
     def fit_micro_batch(self) -> None:

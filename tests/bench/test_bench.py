@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from abovemup.bench import loop, startup
+from abovemup.bench import loop, norms, startup, step
 from abovemup.bench.ratio import Ratio
 from abovemup.cli.main import run
 from abovemup.config.compose import compose
 from abovemup.data.corpus import open_corpus
+from abovemup.tracking.norms import NormTracker
 from abovemup.training.trainer import Trainer
 from tests.training.tiny import TINY
 
@@ -57,6 +58,37 @@ def test_a_block_has_the_step_with_the_norms_in_it() -> None:
     assert loop.block([*warm, *usual, 3.0, *usual, 5.0, *usual, 70.0]) == loop.BLOCK - 1 + 5
 
 
+def test_the_share_of_the_norms() -> None:
+    ratio = norms.share("tiny", 1)
+    assert ratio.ours > 0
+    assert ratio.peer > 0
+    assert not ratio.at_least
+
+
+def test_the_error_is_that_of_every_logged_spectral_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [*SMALL, "train.steps=3", "train.device=cpu"]
+    monkeypatch.setattr(norms, "PLAIN", ())
+    good = norms.error(settings)
+    assert good.value < 1e-6
+    assert "98 spectral norms" in good.name  # 14 matrices: 4 rows of weights, 3 of updates
+    original = NormTracker.updates
+
+    def off(self: NormTracker) -> dict[str, float]:
+        return original(self) | {"update/layers.1.feed_forward.w2/rms_to_rms": 1.0}
+
+    monkeypatch.setattr(NormTracker, "updates", off)
+    assert not norms.error(settings).met
+
+
+def test_both_optimizers_take_the_same_steps() -> None:
+    shapes = step.blocks(16, 1, 8)
+    assert len(shapes) == 7
+    for peer, dtype in ((step.single, "float32"), (step.muon, "bfloat16")):
+        assert step.compare("", shapes, 2, 1.0, dtype, peer).value > 0
+    with pytest.raises(AssertionError, match="same steps"):
+        step.compare("", shapes, 1, 1.0, "float32", step.muon)
+
+
 def test_both_start_ups_run() -> None:
     assert startup.startup(pairs=1).value > 0
 
@@ -67,6 +99,8 @@ def test_a_missed_target_is_exit_code_1(
 ) -> None:
     good = Ratio("speed", 99.0, 100.0, "tokens/s", 0.97, at_least=True), Ratio("norms", 1.0, 100.0, "s", 0.03)
     monkeypatch.setattr(loop, "loop", lambda: list(good))
+    monkeypatch.setattr(norms, "norms", list)
+    monkeypatch.setattr(step, "steps", list)
     monkeypatch.setattr(startup, "startup", lambda: Ratio("help", last, 1.0, "s", 3))
     assert run(["bench"]) == code
     table = capsys.readouterr().out

@@ -56,11 +56,9 @@ def test_the_split_does_not_depend_on_the_order_or_the_files(tmp_path: Path) -> 
     assert [sorted(side) for side in one] == [sorted(side) for side in two]
 
 
-def test_equal_documents_are_split_by_their_place(tmp_path: Path) -> None:
-    train, validation = halves(source_of(jsonl(tmp_path / "a.jsonl", ["hello world"] * 3)))
-    assert len(train) + len(validation) == 3
-    assert train
-    assert validation
+def test_one_text_again_and_again_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"a\.jsonl holds only one text"):
+        halves(source_of(jsonl(tmp_path / "a.jsonl", ["hello world"] * 3)))
 
 
 def test_one_long_text_is_cut_and_one_short_text_refused(tmp_path: Path) -> None:
@@ -72,7 +70,7 @@ def test_one_long_text_is_cut_and_one_short_text_refused(tmp_path: Path) -> None
     assert b"".join(d.data for d in cut(source_of(path).documents(BadRecords(False)), PIECE)) == path.read_bytes()
     assert all(piece.endswith(b"next.\n") for piece in train + validation)
     path.write_text("a short line\n")
-    with pytest.raises(RequestError, match=r"a\.txt holds one document of 13 bytes"):
+    with pytest.raises(RequestError, match=r"a\.txt holds only one text"):
         halves(source_of(path))
 
 

@@ -240,7 +240,7 @@ def test_parameterizations_coincide_at_the_base(other: str, init: str) -> None:
 
 
 def test_rmsnorm_of_zero_is_zero_and_differentiable() -> None:
-    layer = RMSNorm(16, 1e-20, gain=False)
+    layer = RMSNorm(16, 1e-20)
     for dtype in (torch.float32, torch.bfloat16):
         x = torch.zeros(2, 16, dtype=dtype, requires_grad=True)
         y = layer(x)
@@ -253,8 +253,8 @@ def test_rmsnorm_of_zero_is_zero_and_differentiable() -> None:
 def test_rmsnorm_normalises_any_scale_far_above_its_eps() -> None:
     x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
     for scale in (1e-6, 1e-3, 1e3, 1e15):
-        assert rms(RMSNorm(16, 1e-20, gain=False)(x * scale)) == pytest.approx(1, abs=1e-5)
-    y = RMSNorm(16, 1e-20, gain=False)(x.bfloat16() * 2.0**-20)
+        assert rms(RMSNorm(16, 1e-20)(x * scale)) == pytest.approx(1, abs=1e-5)
+    y = RMSNorm(16, 1e-20)(x.bfloat16() * 2.0**-20)
     assert y.dtype == torch.bfloat16
     assert rms(y.float()) == pytest.approx(1, abs=1e-2)
 
@@ -274,7 +274,7 @@ def test_bfloat16_autocast_gives_float32_logits_near_the_float32_ones(full: bool
 
 
 def test_a_linear_scales_its_product_and_not_its_bias() -> None:
-    layer = Linear(3, 2, Tag("hidden", 1.0, forward=0.25), bias=True)
+    layer = Linear(3, 2, Tag("hidden", 1.0, (2, 3), forward=0.25), bias=True)
     nn.init.ones_(layer.weight)
     assert layer.bias is not None
     nn.init.constant_(layer.bias, 5.0)

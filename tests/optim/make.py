@@ -28,6 +28,10 @@ class Spec:
     norm: str
     init: float = 1.0
     forward: float = 1.0
+    base: tuple[int, ...] = ()  # the shape itself
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "base", self.base or self.shape)
 
 
 SHAPES = {
@@ -47,8 +51,25 @@ SHAPES = {
 SPECS = [Spec(name, shape, role, ROLE_NORM[role]) for name, (role, shape) in SHAPES.items()]
 
 
-def experiment(table: str = "scion", width: int = 8, parameterization: Any = "above_mup", **options: Any) -> Any:
-    """What this room reads of an Experiment; the base width is 8. `roles` replaces rows of the table."""
+def grown(ratio: int) -> list[Spec]:
+    """All widths times `ratio`, which is not the vocabulary."""
+    return [
+        replace(
+            s,
+            shape=tuple(d if i == 0 and s.role in ("embedding", "head") else d * ratio for i, d in enumerate(s.shape)),
+        )
+        for s in SPECS
+    ]
+
+
+def experiment(
+    table: str = "scion",
+    parameterization: Any = "above_mup",
+    residual: str = "identity",
+    depth: int = 2,
+    **options: Any,
+) -> Any:
+    """What this room reads of an Experiment; the base depth is 2. `roles` replaces rows of the table."""
     roles = {role: RoleRule(norm=norm) for role, norm in TABLES[table].items()} | options.pop("roles", {})
     settings: dict[str, Any] = {
         "name": table,
@@ -66,8 +87,10 @@ def experiment(table: str = "scion", width: int = 8, parameterization: Any = "ab
         "roles": Roles(**roles),
     }
     return SimpleNamespace(
-        model=SimpleNamespace(width=width),
-        parameterization=Parameterization(name=parameterization, base_width=8, base_depth=2, base_head_dim=4),
+        model=SimpleNamespace(residual=residual, depth=depth),
+        parameterization=Parameterization(
+            name=parameterization, base_width=8, base_depth=2, base_head_dim=4, base_kv_heads=2, base_ffn=22
+        ),
         optimizer=Optimizer(**{**settings, **options}),
     )
 

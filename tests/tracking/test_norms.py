@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from abovemup.geometry.msign import msign
+from abovemup.geometry.norms import NORMS
 from abovemup.model.roles import specs
 from abovemup.tracking import norms
 from abovemup.tracking.norms import NormTracker
@@ -61,7 +63,7 @@ def test_every_norm_of_a_model_and_its_key() -> None:
         assert key in result
 
 
-@pytest.mark.parametrize("shape", [(7, 7), (1, 13), (13, 1), (1, 1), (40, 10), (10, 40), (600, 530)])
+@pytest.mark.parametrize("shape", [(7, 7), (1, 13), (13, 1), (1, 1), (40, 10), (10, 40), (600, 512)])
 def test_spectral_norm_is_exact_on_any_shape(shape: tuple[int, int]) -> None:
     W = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert tracker(a=W).weights() == {"norm/a/rms_to_rms": pytest.approx(written_out("rms_to_rms", W), rel=1e-12)}
@@ -171,3 +173,122 @@ def test_neither_weights_nor_gradients_nor_random_state_change() -> None:
         assert torch.equal(p, kept[name][0])
         assert p._version == kept[name][1]
         assert bool((p.grad == 1).all())
+
+
+# ---- more norms than the role's ----
+
+
+def of_operator(A: Tensor) -> dict[str, float]:
+    """Every norm of a matrix A (d_out, d_in) that acts as y = A x, written out."""
+    A = A.detach().double()
+    sigma = torch.linalg.svdvals(A)
+    p = sigma**2 / (sigma**2).sum()
+    return {
+        "rms_to_rms": math.sqrt(A.shape[1] / A.shape[0]) * sigma[0].item(),
+        "rms_to_inf": max(math.sqrt(A.shape[1]) * row.norm().item() for row in A),
+        "one_to_rms": max(column.square().mean().sqrt().item() for column in A.T),
+        "max_abs": A.abs().max().item(),
+        "frobenius": A.norm().item(),
+        "stable_rank": (A.norm() / sigma[0]).item() ** 2,
+        "effective_rank": math.exp(-(p * p.log()).sum().item()),
+        "condition_number": (sigma[0] / sigma[-1]).item(),
+    }
+
+
+def test_all_norms_of_a_model() -> None:
+    named, table = scattered(), specs(tiny.llama(gains=True, biases=True))
+    watch = NormTracker(named, table, which="all")
+    result = watch.weights()
+    watch.before_step()
+    with torch.no_grad():
+        for p in named.values():
+            p.mul_(0.5)
+    updates = watch.updates()
+    expected = {}
+    for spec in table:
+        layer, W = spec.name.removesuffix(".weight"), named[spec.name].detach() * 2
+        own = {spec.norm: written_out(spec.norm, W)}
+        if W.ndim == 2:
+            own |= of_operator(W.T if spec.role == "embedding" else W)
+        else:
+            own |= {"max_abs": W.abs().max().item(), "frobenius": W.norm().item()}
+        expected |= {f"norm/{layer}/{name}": value for name, value in own.items()}
+    assert list(result) == list(expected)  # the role's norm first
+    assert result == pytest.approx(expected, rel=2e-6)
+    scale_free = ("stable_rank", "effective_rank", "condition_number")
+    for key, value in expected.items():
+        half = value if key.endswith(scale_free) else value / 2
+        assert updates[key.replace("norm/", "update/", 1)] == pytest.approx(half, rel=2e-6), key
+
+
+def test_a_list_adds_to_the_roles_norm_and_says_nothing_twice() -> None:
+    W = {"a": torch.ones(3, 5), "b": torch.ones(5)}
+    routes = [Route("a", "hidden", "rms_to_rms"), Route("b", "gain", "max_abs")]
+    watch = NormTracker(W, routes, which=["frobenius", "rms_to_rms", "stable_rank"])
+    keys = ["a/rms_to_rms", "a/frobenius", "a/stable_rank", "b/max_abs", "b/frobenius"]
+    assert list(watch.weights()) == [f"norm/{key}" for key in keys]
+    assert list(NormTracker(W, routes).weights()) == ["norm/a/rms_to_rms", "norm/b/max_abs"]
+
+
+def test_all_norms_of_zero_and_of_nan() -> None:
+    zero, broken = torch.zeros(4, 6), torch.ones(4, 6)
+    broken[1, 2] = math.nan
+    result = NormTracker({"a": zero, "b": broken}, [Route(n, "hidden", "rms_to_rms") for n in "ab"], which="all")
+    values = result.weights()
+    assert all(value == 0 for key, value in values.items() if key.startswith("norm/a/"))
+    assert all(math.isnan(value) for key, value in values.items() if key.startswith("norm/b/"))
+    assert len(values) == 16
+
+
+def test_gradients_in_the_dual_norm_without_the_padding() -> None:
+    """<G, D> of the step D of norm one."""
+    named, table = scattered(), specs(tiny.llama(gains=True, biases=True))
+    g = torch.Generator().manual_seed(3)
+    for p in named.values():
+        p.grad = torch.randn(p.shape, generator=g)
+    result = NormTracker(named, table, vocab_size=50).gradients()
+    assert len(result) == len(table)
+    for spec in table:
+        p = named[spec.name]
+        assert p.grad is not None
+        G = p.grad[:50].double() if spec.role in ("embedding", "head") else p.grad.double()
+        gain = (G * NORMS[spec.norm].dual(G)).sum().item()
+        assert result[f"grad/{spec.name.removesuffix('.weight')}/{spec.norm}_dual"] == pytest.approx(gain, rel=1e-6)
+
+
+# ---- matrices too large for the Gram matrix ----
+
+
+def test_above_the_exact_size_within_1e3_warm_and_cold() -> None:
+    g = torch.Generator().manual_seed(0)
+    weights = {f"w{i}": torch.randn(shape, generator=g) for i, shape in enumerate([(520, 530), (520, 530), (530, 520)])}
+    watch = tracker(**weights)
+    for t in range(3):
+        watch.before_step()
+        for name, W in weights.items():
+            step = msign(torch.randn(W.shape, generator=g), "newton_schulz", 5)
+            W += (0.1 * t - 0.1) * step if name != "w2" else -W  # w2: zero from here on
+        measured, updates = watch.weights(), watch.updates()
+        assert watch.before is not None
+        for i, (name, W) in enumerate(weights.items()):
+            key, change = f"{name}/rms_to_rms", W - watch.before[i]
+            assert measured[f"norm/{key}"] == pytest.approx(written_out("rms_to_rms", W), rel=1e-3)
+            assert updates[f"update/{key}"] == pytest.approx(written_out("rms_to_rms", change), rel=1e-3)
+    assert watch.blocks.keys() == weights.keys()
+
+
+def test_a_block_is_state_of_weights_only_and_the_random_part_is_the_names() -> None:
+    W = torch.randn(600, 600, generator=torch.Generator().manual_seed(0))
+    first, second, other = tracker(a=W), tracker(a=W), tracker(b=W)
+    state = torch.random.get_rng_state()
+    assert first.weights() == second.weights()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(first.blocks["a"], second.blocks["a"])
+    assert not torch.equal(first.blocks["a"], other.weights() and other.blocks["b"])
+    kept = first.blocks["a"].clone()
+    first.before_step()
+    W += 0.1
+    first.updates()
+    assert torch.equal(first.blocks["a"], kept)
+    second.blocks = {"a": kept}
+    assert first.weights() == second.weights()

@@ -1,9 +1,7 @@
-import math
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abovemup.tracking.plot import Curve, braille
+from abovemup.tracking.plot import braille
 
 
 def dots(lines: list[str]) -> set[tuple[int, int]]:
@@ -32,12 +30,3 @@ def test_the_extremes_are_the_first_and_the_last_row() -> None:
     assert {(0, 0), (0, 1), (7, 4), (7, 5)} <= found
     assert {(0, 2), (7, 2), (0, 4)}.isdisjoint(found)
     assert {row for row, _ in found} == set(range(8))
-
-
-def test_the_curve_is_the_mean_of_its_part() -> None:
-    curve = Curve(x_max=100, bins=10)
-    for x, y in [(0, 1.0), (5, 3.0), (55, 7.0), (100, 9.0), (101, 11.0), (12, math.nan), (13, math.inf)]:
-        curve.add(x, y)
-    assert curve.columns(10) == [2.0, None, None, None, None, 7.0, None, None, None, 10.0]
-    assert curve.columns(2) == [2.0, 9.0]
-    assert len(curve.columns(37)) == 37

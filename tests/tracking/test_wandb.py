@@ -379,6 +379,18 @@ def test_per_role() -> None:
     }
 
 
+def test_more_norms_are_grouped_by_role_and_norm() -> None:
+    record = {"step": 1, "grad/layers.0.wq/rms_to_rms_dual": 5.0, "grad/head/rms_to_inf_dual": 6.0}
+    record |= {"norm/layers.0.wq/rms_to_rms": 1.0, "norm/layers.0.wq/max_abs": 2.0, "norm/head/rms_to_inf": 3.0}
+    record |= {"norm/head/rms_to_rms": 4.0, "norm/layers.0.norm/max_abs": 7.0, "norm/layers.0.norm/frobenius": 8.0}
+    grouped = {"grad/hidden": 5.0, "norm/hidden": 1.0, "norm/hidden/max_abs": 2.0, "norm/gain": 7.0}
+    grouped |= {"norm/gain/frobenius": 8.0}
+    row = {"step": 1, "grad/head/rms_to_inf_dual": 6.0, "norm/head/rms_to_inf": 3.0, "norm/head/rms_to_rms": 4.0}
+    for name, value in grouped.items():
+        row |= {f"{name}/{what}": value for what in ("min", "median", "max")}
+    assert per_role(record) == row
+
+
 def test_all_layers_on_request(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     seen, run_dir = fake(), new_run(tmp_path)
     record = {"step": 0, "tokens": 0, "norm/layers.0.a/rms_to_rms": 1.0}

@@ -13,6 +13,7 @@ import torch
 
 from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
+from abovemup.tracking import norms
 from abovemup.training import trainer as trainer_module
 from abovemup.training.run import train
 from abovemup.training.trainer import Trainer
@@ -57,6 +58,24 @@ def test_any_number_of_legs_is_the_straight_run(
     assert [row["step"] for row in rows(Path("legs"))] == list(range(7))
     for step in (2, 4, 6):
         assert same_bits(weights(Path("legs"), step), weights(Path("straight"), step))
+
+
+def test_norms_from_blocks_are_those_of_the_straight_run(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, stop_at: Callable[..., None]
+) -> None:
+    """Where a largest singular value was is state, down to the last bit of what is logged."""
+    monkeypatch.setattr(norms, "EXACT", 16)  # sides of 32 go by blocks
+    settings = ["norms.which=[stable_rank]", "norms.gradients=true", "optimizer.clip=0.1"]
+    settings += ["optimizer.norm_control=pre_decay", "optimizer.weight_decay=0.5"]
+    run(*settings, "run.dir=straight")
+    stop_at(3)
+    assert run(*settings, "run.dir=legs").exit_code == 143
+    monkeypatch.undo()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(norms, "EXACT", 16)
+    run(resume="legs")
+    assert rows(Path("legs")) == rows(Path("straight"))
+    assert same_bits(weights(Path("legs"), 6), weights(Path("straight"), 6))
 
 
 @pytest.mark.parametrize("step", [0, 2, 6])

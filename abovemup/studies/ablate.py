@@ -1,0 +1,172 @@
+"""An ablation: a YAML file that says what is compared over which sizes, the runs that follow, and what they say."""
+
+import csv
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from abovemup.config.compose import compose
+from abovemup.config.conf import conf_dir
+from abovemup.config.errors import RequestError
+from abovemup.config.io import read_yaml
+from abovemup.config.numbers import parse_float
+from abovemup.studies.cells import Cell, Result, cell, result
+from abovemup.studies.transfer import Curve, by_arm, draw, drift, row, sentence
+from abovemup.tracking.summary import write_summary
+
+_LOG2RANGE = re.compile(r"log2range\((.+),(.+),(.+)\)")
+_CONDITIONS = ("model", "data", "schedule", "train.tokens")
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """`axes` maps a key, or several with a comma between them, to the values that it (they all) take in turn."""
+
+    question: str
+    fixed: dict[str, str]
+    axes: dict[str, list[str]]
+    arms: list[str]  # axes: every combination is an arm
+    size: str  # an axis; its first value is where one would tune
+    seeds: str  # an axis
+    lr: dict[str, list[str]]  # optimizer -> grid; "" is any
+
+
+@dataclass(frozen=True)
+class Point:
+    """A number that the ablation asks for; several points may share a cell."""
+
+    arm: tuple[str, ...]
+    size: str
+    lr: float
+    seed: str
+    cell: Cell
+
+
+def files(config_dir: Path | None) -> dict[str, Path]:
+    """Name -> YAML file, the user's own included. Raises RequestError for one that hides ours."""
+    ours, theirs = (
+        {path.stem: path for path in sorted((folder / "ablation").glob("*.yaml"))} if folder else {}
+        for folder in (conf_dir(), config_dir)
+    )
+    for name in ours.keys() & theirs.keys():
+        raise RequestError(f"{theirs[name]}: the ablation {name} exists already. Give the file another name.")
+    return ours | theirs
+
+
+def load(name: str, overrides: list[str], config_dir: Path | None) -> Ablation:
+    """The ablation with what was typed: a key of an axis replaces it, any other is set in every cell. RequestError."""
+    known = files(config_dir)
+    if name not in known:
+        raise RequestError(f"no ablation {name}. There are: {', '.join(known)}. Your own needs --config-dir.")
+    tree = read_yaml(known[name])
+    try:
+        sections = [{str(k): values(v) for k, v in tree[part].items()} for part in ("seeds", "size", "arms")]
+        (seeds,), (size,), arms = sections
+        lr = {str(k): values(v) for k, v in tree["lr"].items()}
+        fixed = {str(k): typed(v) for k, v in tree["fixed"].items()}
+        question = str(tree["question"])
+    except (LookupError, AttributeError, ValueError) as error:
+        expected = "question, fixed, arms, size (one key), lr (optimizer: grid), seeds (one key)"
+        raise RequestError(f"{known[name]}: expected {expected}.") from error
+    axes = {key: found for section in sections for key, found in section.items()}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        axis = next((axis for axis in axes if key in axis.split(",")), None)
+        if not equals:
+            raise RequestError(f"{text}: not KEY=VALUE.")
+        if key == "optimizer.lr":
+            lr = {"": values(value)}
+        elif axis is not None:
+            axes[axis] = values(value)
+        else:
+            fixed[key] = value
+    return Ablation(question, fixed, axes, [*arms], size, seeds, lr)
+
+
+def values(given: Any) -> list[str]:
+    """A list, or what was typed: log2range(first,last,step), its end included, or values with commas between them."""
+    if isinstance(given, list):
+        return [typed(value) for value in given]
+    if not (asked := _LOG2RANGE.fullmatch(typed(given))):
+        return re.split(r",(?![^\[\]{}]*[\]}])", typed(given))  # not within a list or a mapping
+    try:
+        first, last, step = map(parse_float, asked.groups())
+        count = round((last - first) / step)
+    except (ValueError, ZeroDivisionError):
+        first, last, step, count = 0, 1, 1, 0
+    if count < 0 or not math.isclose(first + count * step, last, abs_tol=1e-9):
+        raise RequestError(
+            f"{given}: expected log2range(first,last,step), whose steps lead from the first to the last."
+        )
+    return [f"2^{first + i * step:g}" for i in range(count + 1)]
+
+
+def typed(value: Any) -> str:
+    """A YAML value as one would type it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
+    """Every point: the first seed's whole grid, small sizes first, then the next. RequestError if one is no run."""
+    for chosen in itertools.product(*ablation.axes.values()):
+        at = dict(zip(ablation.axes, chosen, strict=True))
+        settings = ablation.fixed | {key: value for axis, value in at.items() for key in axis.split(",")}
+        grid = ablation.lr.get(settings.get("optimizer", ""), ablation.lr.get("", []))
+        if not grid:
+            raise RequestError(f"no lr grid for optimizer={settings.get('optimizer')}: set optimizer.lr=log2range(..).")
+        for lr in grid:
+            overrides = [f"{key}={value}" for key, value in {**settings, "optimizer.lr": lr}.items()]
+            experiment = compose(overrides, config_dir=config_dir)
+            arm = tuple(at[axis] for axis in ablation.arms)
+            run = cell(experiment, overrides)
+            yield Point(arm, at[ablation.size], experiment.optimizer.lr, at[ablation.seeds], run)
+
+
+def curves(ablation: Ablation, asked: list[Point], results: dict[str, Result]) -> list[Curve]:
+    """One for each arm and size; a cell that is not done is nan."""
+    found: list[Curve] = []
+    runs: dict[frozenset[str], tuple[str, ...]] = {}
+    for arm, size in itertools.product(dict.fromkeys(p.arm for p in asked), ablation.axes[ablation.size]):
+        own = [p for p in asked if (p.arm, p.size) == (arm, size)]
+        lrs, seeds = sorted({p.lr for p in own}), ablation.axes[ablation.seeds]
+        losses = np.full((len(lrs), len(seeds)), math.nan)
+        for p in own:
+            losses[lrs.index(p.lr), seeds.index(p.seed)] = results[p.cell.name].loss
+        first = runs.setdefault(frozenset(p.cell.name for p in own), arm)
+        found.append(Curve(arm, size, np.log2(lrs), losses, None if first == arm else first))
+    return found
+
+
+def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, Any]:
+    """The table and the verdict on what is there so far; writes points.csv, result.json and the figure in `folder`."""
+    cells = {p.cell.name: p.cell for p in asked}
+    results = {name: result(folder / "runs" / name, cell.steps) for name, cell in cells.items()}
+    with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file)
+        lines.writerow([*ablation.arms, ablation.size, "lr", "seed", "status", "val_loss", "output_norm", "cell"])
+        for p in asked:
+            r = results[p.cell.name]
+            lines.writerow([*p.arm, p.size, p.lr, p.seed, r.status, r.loss, r.output_norm, p.cell.name])
+    found = curves(ablation, asked, results)
+    draw(found, ablation.size, folder)
+    drifts = [drift(group[0], group[-1]) for group in by_arm(found)]
+    sizes, seeds = ablation.axes[ablation.size], len(ablation.axes[ablation.seeds])
+    said = ", ".join(f"{key}={ablation.fixed[key]}" for key in _CONDITIONS if key in ablation.fixed)
+    out = {
+        "question": ablation.question,
+        "cells": dict(Counter(r.status for r in results.values())),
+        "table": [row(curve) for curve in found],
+        "transfer": drifts,
+        "verdict": sentence(drifts, f"from {ablation.size}={sizes[0]} to {sizes[-1]}"),
+        "conditions": f"{said}, {seeds} seeds; intervals: the middle 95 % of a bootstrap over the seeds, the same for "
+        "every lr and size. With 3 seeds that is about the range from seed to seed.",
+    }
+    write_summary(folder / "result.json", out)
+    return out
