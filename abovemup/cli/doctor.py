@@ -7,8 +7,6 @@ from typing import Any
 
 from abovemup.cli.options import Debug, Json
 
-PACKAGES = ["torch", "hydra-core", "typer", "rich", "wandb", "datasets", "tokenizers", "numpy"]
-
 
 def doctor(json: Json = False, debug: Debug = False) -> None:
     """Versions, devices, bf16, compile, threads, cache, and whether W&B and the hub know you (never a key)."""
@@ -24,19 +22,12 @@ def doctor(json: Json = False, debug: Debug = False) -> None:
 
 
 def _versions() -> dict[str, Any]:
-    import platform
-    from importlib import metadata
-
-    from abovemup import __version__
     from abovemup.config.conf import conf_dir
+    from abovemup.tracking.summary import environment
 
-    versions = {"abovemup": f"{__version__} (choices in {conf_dir()})", "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    versions = environment()["versions"]
+    versions["abovemup"] = f"{versions['abovemup']} (choices in {conf_dir()})"
+    return {name: version or "not installed" for name, version in versions.items()}
 
 
 def _devices() -> dict[str, Any]:
@@ -44,38 +35,23 @@ def _devices() -> dict[str, Any]:
 
     from abovemup.config.resolve import cores
 
-    found: dict[str, Any] = {"devices": ", ".join([f"cpu ({cores()} cores)", *_accelerators()])}
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    names = [f"cuda:{i} ({gpu.name}, {gpu.total_memory / 2**30:.0f} GiB)" for i, gpu in enumerate(gpus)]
+    names += ["mps"] if torch.backends.mps.is_available() else []
+    found: dict[str, Any] = {"devices": ", ".join([f"cpu ({cores()} cores)", *names])}
     if torch.version.cuda is None and torch.version.hip is None and _nvidia_gpu():
         found["problem"] = "this machine has an NVIDIA GPU, but torch is a CPU build: install torch with CUDA."
-    found["bf16"] = _bf16()
+    cpu = torch.cpu.get_capabilities()
+    in_hardware = torch.cuda.is_bf16_supported(False) if gpus else cpu.get("avx512_bf16") or cpu.get("amx_bf16")
+    found["bf16"] = f"{'in hardware' if in_hardware else 'emulated: slow'} on the {'GPU' if gpus else 'CPU'}"
     found["compile"] = _compiler()
     threads = f"torch would use {torch.get_num_threads()}; a run uses train.threads (1 below width 256)"
     found["threads"] = f"{threads}; OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}"
     return found
 
 
-def _accelerators() -> list[str]:
-    import torch
-
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    names = [f"cuda:{i} ({gpu.name}, {gpu.total_memory / 2**30:.0f} GiB)" for i, gpu in enumerate(gpus)]
-    return names + (["mps"] if torch.backends.mps.is_available() else [])
-
-
 def _nvidia_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
-
-
-def _bf16() -> str:
-    import torch
-
-    if torch.cuda.is_available():
-        return "in hardware on the GPU" if torch.cuda.is_bf16_supported(including_emulation=False) else "emulated: slow"
-    if torch.backends.mps.is_available():
-        return "on the GPU"
-    info = Path("/proc/cpuinfo")
-    flags = info.read_text(encoding="utf-8", errors="replace").lower() if info.exists() else ""
-    return "in hardware on the CPU" if "avx512_bf16" in flags or "amx_bf16" in flags else "emulated on the CPU: slow"
 
 
 def _compiler() -> str:
@@ -90,24 +66,22 @@ def _compiler() -> str:
 
 
 def _cache() -> dict[str, Any]:
-    from abovemup.cli.output import binary
+    from rich.filesize import decimal
+
     from abovemup.data.prepare import cache_folder
 
     folder = cache_folder()
     there = next(path for path in (folder, *folder.parents) if path.exists())
     state = "" if folder.exists() else ", made at first use"
     writable = "" if os.access(there, os.W_OK) else ", NOT WRITABLE: set ABOVEMUP_CACHE"
-    return {"cache": f"{folder} ({binary(shutil.disk_usage(there).free)} free{state}{writable})"}
+    return {"cache": f"{folder} ({decimal(shutil.disk_usage(there).free)} free{state}{writable})"}
 
 
 def _logins() -> dict[str, Any]:
+    from huggingface_hub import get_token
+
     from abovemup.tracking.wandb import logged_in
 
-    try:
-        from huggingface_hub import get_token
-
-        hub = "logged in" if get_token() else "not logged in (hf auth login)"
-    except ImportError:
-        hub = "huggingface_hub is not installed"
+    hub = "logged in" if get_token() else "not logged in (hf auth login)"
     wandb = "logged in: runs go online" if logged_in() else "not logged in (wandb login): runs are logged offline"
     return {"W&B": wandb, "hub": hub}

@@ -29,7 +29,7 @@ F = D = max |g_i|, U = max |dg_i|. Exact, at x = sqrt(d) e_i.""",
     "bias": """b (d_out), y = W x + b. Norm rms(b). "Above MuP", part 3.
 Start: zeros. Step of norm 1: G / rms(G).
 F <= F(W) + rms(b) and U <= U(W) + rms(db): the exact value solves a secular equation. D is that of W.""",
-    "attention": """Logit scale * q.k, scale 1/sqrt(head_dim) under standard, else base scale x base / head_dim: here SCALE.
+    "attention": """Logit scale * q.k; scale 1/sqrt(head_dim) under standard, else the base's x base / head_dim: here SCALE.
 F = max |logit| <= scale head_dim F_q F_k in every head, with F_q = F_k = 1 behind a norm. "Above MuP", part 3.""",
     "standard": """Std of hidden and head falls as 1/sqrt(fan_in), the embedding's does not change; lr and forward
 multipliers stay what they were at the base; attention scale 1/sqrt(head_dim).""",

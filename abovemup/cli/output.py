@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from abovemup.config.values import shown
+
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table at its natural width, on a terminal and in a pipe; numbers stand on the right."""
@@ -29,27 +31,3 @@ def print_json(value: Any) -> None:
     from abovemup.tracking.records import dumps
 
     print(dumps(value, indent=2))
-
-
-def shown(value: Any) -> str:
-    """A value as one would type it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, tuple):
-        return " x ".join(map(str, value))
-    if isinstance(value, list):
-        return f"[{','.join(map(shown, value))}]"
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{k}: {shown(v)}' for k, v in value.items())}}}"
-    return str(value)
-
-
-def binary(count: float) -> str:
-    """Bytes with a unit: 512 B, 1.5 KiB, 3.2 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"

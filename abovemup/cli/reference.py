@@ -5,7 +5,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from abovemup.config.conf import GROUPS, choices, defaults
+from abovemup.config.conf import choices, defaults
 from abovemup.config.keys import keys
 
 # Resolved from the model, or rows of an optimizer's table: set in YAML files rather than typed.
@@ -15,30 +15,20 @@ _SELDOM = ("model.base.", "optimizer.roles.", "model.rope_theta", "model.norm_ep
 def print_reference() -> None:
     console = Console(highlight=False)
     first = defaults()
-    groups = [(group, _listed(names, first[group])) for group, names in choices().items()]
+    groups = [(group, ", ".join(dict.fromkeys([first[group], *names]))) for group, names in choices().items()]
     console.print(_panel("Groups: GROUP=CHOICE (the first is the default)", groups))
     console.print(_panel("Keys: SECTION.KEY=VALUE", _keys()))
     numbers = "Integers: 64, 1e6, 10M, 2^20. Floats: 0.1, 2^-4. Cadences: 200 (steps), 2^16tok (tokens), pow2."
     console.print(Text(f" {numbers} null opens a key.\n"))
 
 
-def _listed(names: list[str], first: str) -> str:
-    return ", ".join([first, *(name for name in names if name != first)])
-
-
 def _keys() -> list[tuple[str, str]]:
-    sections: dict[str, dict[str, list[str]]] = {}
+    sections: dict[str, list[str]] = {}
     for key in keys():
         if not key.startswith(_SELDOM):
             section, _, name = key.partition(".")
-            name, _, inner = name.partition(".")
-            sections.setdefault(section, {}).setdefault(name, []).extend([inner] if inner else [])
-    order = [s for s in sections if s in GROUPS] + [s for s in sections if s not in GROUPS]
-    return [(f"{section}.", " ".join(_with_inner(*item) for item in sections[section].items())) for section in order]
-
-
-def _with_inner(name: str, inner: list[str]) -> str:
-    return f"{name}.{{{','.join(inner)}}}" if inner else name
+            sections.setdefault(section, []).append(name)
+    return [(f"{section}.", " ".join(names)) for section, names in sections.items()]
 
 
 def _panel(title: str, rows: list[tuple[str, str]]) -> Panel:

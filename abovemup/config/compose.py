@@ -2,13 +2,14 @@
 
 import copy
 import re
-from collections.abc import Iterator
+import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from abovemup.config.check import check_ranges, check_relations
 from abovemup.config.conf import GROUPS, Choices, choices, conf_dir
+from abovemup.config.diff import leaves
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
 from abovemup.config.keys import SECTIONS, did_you_mean, is_key, unknown_key
@@ -76,18 +77,12 @@ def _hydra(groups: dict[str, str], typed: Typed, config_dir: Path | None) -> tup
 
 
 def _hydra_compose(groups: dict[str, str], config_dir: Path | None) -> tuple[Tree, dict[str, str]]:
-    if config_dir is None:
-        return copy.deepcopy(_hydra_compose_ours(tuple(groups.items())))
-    return _hydra_compose_now(groups, config_dir)
+    return copy.deepcopy(_hydra_composed(tuple(groups.items()), config_dir))
 
 
 @cache
-def _hydra_compose_ours(groups: tuple[tuple[str, str], ...]) -> tuple[Tree, dict[str, str]]:
-    """Kept: our YAML files do not change, and one process may compose many cells of a grid."""
-    return _hydra_compose_now(dict(groups), None)
-
-
-def _hydra_compose_now(groups: dict[str, str], config_dir: Path | None) -> tuple[Tree, dict[str, str]]:
+def _hydra_composed(groups: tuple[tuple[str, str], ...], config_dir: Path | None) -> tuple[Tree, dict[str, str]]:
+    """Kept: YAML files do not change meanwhile, and one process may compose many cells of a grid."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -95,7 +90,7 @@ def _hydra_compose_now(groups: dict[str, str], config_dir: Path | None) -> tuple
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    overrides = [f"{group}={choice}" for group, choice in groups.items()]
+    overrides = [f"{group}={choice}" for group, choice in groups]
     if config_dir is not None:
         overrides.append(f"hydra.searchpath=['file://{str(config_dir.resolve()).replace(chr(39), chr(92) + chr(39))}']")
     try:
@@ -103,11 +98,9 @@ def _hydra_compose_now(groups: dict[str, str], config_dir: Path | None) -> tuple
             config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
         chosen = {group: str(config.hydra.runtime.choices[group]) for group in GROUPS}
         tree = OmegaConf.to_container(config)
-    except (RecursionError, UnicodeDecodeError) as error:
-        wrong = "is not UTF-8" if isinstance(error, ValueError) else "refers to itself"
-        raise RequestError(f"{config_dir}: a file of {', '.join(overrides[:-1])} {wrong}.") from error
-    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
-        raise RequestError(f"the configuration does not compose: {_one_line(error)}") from error
+    except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError, RecursionError) as error:
+        asked = ", ".join(f"{group}={choice}" for group, choice in groups)
+        raise RequestError(f"the configuration ({asked}) does not compose: {_one_line(error)}") from error
     assert isinstance(tree, dict)
     if isinstance(tree.get("experiment"), dict):
         missing = "its first line must be `# @package _global_`"
@@ -143,7 +136,7 @@ class _File:
         if "experiment" in missing and typed.groups:
             preset = f"experiment={missing['experiment']}"
             raise RequestError(f"{path} was made with {preset}, which is not here: add --config-dir.")
-        kept = ((k, v) for k, v in _flatten(tree) if k.partition(".")[0] not in typed.groups)
+        kept = ((k, v) for k, v in leaves(tree) if k.partition(".")[0] not in typed.groups)
         self.values = {k: v for k, v in kept if not (k in SECTIONS and v in ({}, None))}  # an empty section is none
         for key in self.values:
             self._check(key)
@@ -206,15 +199,7 @@ def _set(tree: Tree, key: str, value: Any) -> None:
     tree[last] = copy.deepcopy(value)
 
 
-def _flatten(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
-
-
 def _one_line(error: Exception) -> str:
     """Without the places where Hydra looked, which are many."""
     text = re.split(r"\.?\s*(?:Available options in|Config search path)", str(error) or str(error.__cause__))[0]
-    return " ".join(text.split()) + "."
+    return textwrap.shorten(text, 300, placeholder="...") + "."

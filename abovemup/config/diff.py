@@ -17,14 +17,14 @@ def differences(a: Experiment, b: Experiment) -> list[tuple[str, Any, Any]]:
 
 def flatten(experiment: Experiment) -> Iterator[tuple[str, Any]]:
     """(key, value) of every setting; how it was composed (choices, open keys, the preset's notes) is left out."""
-    for name, value in dataclasses.asdict(experiment).items():
-        if name not in _ABOUT_COMPOSING:
-            yield from _leaves(name, value)
+    tree = dataclasses.asdict(experiment)
+    return leaves({name: value for name, value in tree.items() if name not in _ABOUT_COMPOSING})
 
 
-def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _leaves(f"{key}.{name}", inner)
-    else:
-        yield key, value
+def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything in a nested dict that is no dict with something in it."""
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", value

@@ -14,8 +14,12 @@ def save(experiment: Experiment, path: Path) -> None:
     """Writes the experiment, its choices and its open keys included, as YAML of plain types."""
     import yaml
 
-    text = yaml.safe_dump(dataclasses.asdict(experiment), sort_keys=False, allow_unicode=True, width=1000)
-    aside = path.with_name(path.name + ".aside")  # a kill leaves the old file or the new one
+    write_whole(path, yaml.safe_dump(dataclasses.asdict(experiment), sort_keys=False, allow_unicode=True, width=1000))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace `path` at once: a reader, or a crash, finds the old file or the new one, never a part."""
+    aside = path.with_name(path.name + ".aside")
     with open(aside, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

@@ -1,7 +1,7 @@
 """The keys of the schema, and the nearest one to a misspelled name."""
 
 import dataclasses
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from functools import cache
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -11,7 +11,6 @@ from abovemup.config.schema import Experiment
 
 SECTIONS = tuple(f.name for f in dataclasses.fields(Experiment) if dataclasses.is_dataclass(f.type))
 FREE = "optimizer.args"  # what a user's own optimizer takes: any key below it
-_NEAR = 0.6
 
 
 @cache
@@ -42,18 +41,12 @@ def is_key(key: str) -> bool:
 
 def nearest(name: str, among: list[str]) -> list[str]:
     """The most similar of `among`, by the whole name or its last part; several when a last part is in several."""
-
-    def score(other: str) -> float:
-        whole = SequenceMatcher(None, name, other).ratio()
-        last = SequenceMatcher(None, name.rpartition(".")[2], other.rpartition(".")[2]).ratio()
-        return max(whole, 0.95 * last) + 0.01 * whole  # the whole name breaks ties
-
-    best = max(among, key=score, default="")
-    if not best or score(best) < _NEAR:
-        return []
+    last = {other: other.rpartition(".")[2] for other in among}
     if "." in name:
-        return [best]
-    return [other for other in among if other.rpartition(".")[2] == best.rpartition(".")[2]][:3]
+        same = [other for other in among if last[other] == name.rpartition(".")[2]]
+        return get_close_matches(name, same, 1, 0) or get_close_matches(name, among, 1)
+    near = get_close_matches(name, sorted(set(last.values())), 1)
+    return [other for other in among if last[other] in near][:3]
 
 
 def did_you_mean(name: str, among: list[str]) -> str:

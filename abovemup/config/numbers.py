@@ -3,13 +3,10 @@
 import math
 import re
 from decimal import Decimal
-from typing import TypeVar
 
 _SUFFIX = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 _POWER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*([+-]?\d+(?:\.\d+)?)")
 _SCALED = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKMBT])")
-_Number = TypeVar("_Number", int, float)
-_LARGEST_EXPONENT = 1024  # beyond it a float64 is infinite, and an integer no number of tokens
 
 
 def parse_int(value: object) -> int:
@@ -24,7 +21,8 @@ def parse_int(value: object) -> int:
             return int(text)
         power = _POWER.fullmatch(text)
         if power and power[1].lstrip("+-").isdigit() and power[2].lstrip("+").isdigit():
-            return int(pow(int(power[1]), _exponent(int(power[2]))))
+            parse_float(text)  # refuses what is beyond a float, before it is computed
+            return int(int(power[1]) ** int(power[2]))
     number = parse_float(value)
     if not number.is_integer():
         raise ValueError("not an integer")
@@ -46,7 +44,7 @@ def parse_float(value: object) -> float:
 
 def _float(text: str) -> float:
     if power := _POWER.fullmatch(text):
-        number = float(power[1]) ** _exponent(float(power[2]))
+        number = float(power[1]) ** float(power[2])
         if isinstance(number, complex):
             raise ValueError("not a number")
         return float(number)
@@ -56,9 +54,3 @@ def _float(text: str) -> float:
         return float(text)
     except ValueError as error:
         raise ValueError("not a number") from error
-
-
-def _exponent(value: _Number) -> _Number:
-    if abs(value) > _LARGEST_EXPONENT:
-        raise ValueError("not a finite number")
-    return value

@@ -45,17 +45,16 @@ def _split(text: str, choices: Choices) -> tuple[str, str]:
 
 
 def _bare_word(text: str, choices: Choices) -> str:
-    whole = [f"{group}={name}" for group in GROUPS for name in choices[group]]
-    exact = [choice for choice in whole if choice.partition("=")[2] == text]
-    if exact:
-        return f" Did you mean {' or '.join(exact)}?"
     if text in GROUPS:
         return f" Choose one of {', '.join(choices[text])}: {text}=..."
     if text in SECTIONS:
         return f" Set a key in it: {text}.KEY=..."
-    near = nearest(text, [choice.partition("=")[2] for choice in whole])
-    if near:
-        return f" Did you mean {' or '.join(choice for choice in whole if choice.partition('=')[2] == near[0])}?"
+    named: dict[str, list[str]] = {}
+    for group in GROUPS:
+        for name in choices[group]:
+            named.setdefault(name, []).append(f"{group}={name}")
+    if near := nearest(text, list(named)):
+        return f" Did you mean {' or '.join(named[near[0]])}?"
     return did_you_mean(text, [*keys(), *GROUPS]).replace("?", "=...?")
 
 

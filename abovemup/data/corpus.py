@@ -1,8 +1,9 @@
 """What a run reads: batches that depend on (data.seed, sample) only, a fixed validation set, and the yardsticks."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,25 +17,13 @@ from abovemup.data.prepare import FORMAT, Note, prepared
 from abovemup.data.shards import TokenWindows
 from abovemup.data.sources import STDLIB_EVAL_TOKENS
 from abovemup.data.synthetic import ENDLESS, MarkovSource
-from abovemup.data.tokenizer import reopen
+from abovemup.data.tokenizer import Coder, reopen
 from abovemup.data.validation import DOCUMENTS, SHARE, Choice, choose_windows
 
 TRAIN, VALIDATION = 0, 1  # streams of the synthetic source
 
-Rows = Callable[[NDArray[np.int64]], NDArray[np.int64]]
 
-
-class Coder(Protocol):
-    """Text to ids and back, for `generate`; a Tokenizer, or the synthetic source."""
-
-    size: int
-    eot: int
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Iterable[int]) -> str: ...
-
-
+@dataclass
 class Corpus:
     """Token windows of `seq_len` inputs and their targets, one token later.
 
@@ -43,24 +32,16 @@ class Corpus:
     without text: bits per byte = loss / ln 2 / bytes_per_token; `entropy_rate` in nats/token where it is known.
     """
 
-    def __init__(
-        self,
-        data: Data,
-        seq_len: int,
-        coder: Coder,
-        manifest: dict[str, Any],
-        windows: int,
-        rows: Rows,
-        held_out: Tensor,
-        bytes_per_token: float | None = None,
-    ) -> None:
-        self.data, self.seq_len, self.manifest = data, seq_len, manifest
-        self.windows = windows
-        self.coder = coder
-        self.unigram_entropy: float = manifest["unigram_entropy"]
-        self.bytes_per_token = bytes_per_token
-        self.entropy_rate: float | None = manifest.get("entropy_rate")
-        self._rows, self._held_out = rows, held_out
+    data: Data
+    seq_len: int
+    coder: Coder
+    manifest: dict[str, Any]
+    windows: int
+    unigram_entropy: float
+    _rows: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+    _held_out: Tensor
+    bytes_per_token: float | None = None
+    entropy_rate: float | None = None
 
     def batch(self, first: int, count: int) -> Tensor:
         """Global samples first .. first + count - 1 as (count, seq_len + 1) int64.
@@ -81,11 +62,6 @@ class Corpus:
     def validation(self) -> Tensor:
         """The fixed validation windows, (n, seq_len + 1) int64: the same for every seed."""
         return self._held_out
-
-    @property
-    def validation_tokens(self) -> int:
-        """Targets of the validation set."""
-        return self._held_out.shape[0] * self.seq_len
 
     def epoch(self, sample: int) -> int:
         """The pass that a global sample belongs to, from 0."""
@@ -130,7 +106,8 @@ def open_corpus(experiment: Experiment, note: Note = print) -> Corpus:
         note(f"data: {train.tokens:,} train tokens are less than one window of {seq_len + 1}: read in a circle")
     # Of the targets themselves, not of the split: windows of other documents hold up to a few percent more or less.
     size = tokenizer.count_bytes(rows[:, 1:]) / rows[:, 1:].size
-    return Corpus(data, seq_len, tokenizer, manifest, train.windows, train.rows, torch.from_numpy(rows), size or None)
+    validation, entropy = torch.from_numpy(rows), manifest["unigram_entropy"]
+    return Corpus(data, seq_len, tokenizer, manifest, train.windows, entropy, train.rows, validation, size or None)
 
 
 def _shortfall(choice: Choice, held_out: TokenWindows, asked: int) -> str | None:
@@ -138,22 +115,15 @@ def _shortfall(choice: Choice, held_out: TokenWindows, asked: int) -> str | None
     have = len(choice.windows) * held_out.seq_len
     if have + held_out.seq_len > asked and choice.documents >= DOCUMENTS and choice.largest <= SHARE:
         return None
-    more = len(choice.windows) < min(DOCUMENTS, held_out.windows)  # long windows: a larger set would spread further
-    why = f"eval.tokens={256 * held_out.seq_len} spreads it further" if more else "what this corpus has"
     return (
         f"data: validation is {have:,} tokens (eval.tokens={asked:,}) of {choice.documents:,} documents, "
-        f"none more than {100 * choice.largest:.1f} % of it: {why}"
+        f"none more than {100 * choice.largest:.1f} % of it"
     )
 
 
 def _synthetic(experiment: Experiment) -> Corpus:
     data, seq_len = experiment.data, experiment.train.seq_len
     source = MarkovSource(data.states, data.branching)
-    if source.size > experiment.model.vocab_size:
-        raise RequestError(
-            f"data.states={data.states} and end of text are {source.size:,} ids and the model has "
-            f"{experiment.model.vocab_size:,}: set model.vocab_size={source.size} or more"
-        )
     manifest = {
         "format": FORMAT,
         "source": {"name": "synthetic", "states": data.states, "branching": data.branching},
@@ -167,4 +137,5 @@ def _synthetic(experiment: Experiment) -> Corpus:
     def rows(samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return source.rows(samples, seq_len + 1, TRAIN, data.seed)
 
-    return Corpus(data, seq_len, source, manifest, ENDLESS, rows, held_out)
+    entropy = source.unigram_entropy
+    return Corpus(data, seq_len, source, manifest, ENDLESS, entropy, rows, held_out, entropy_rate=source.entropy_rate)

@@ -8,6 +8,7 @@ makes the tokenizer, and of the format, so an edited file gets another folder.
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from abovemup.config import schema
 from abovemup.config.errors import RequestError, RunFailed
+from abovemup.config.io import write_whole
 from abovemup.data.readers import BadRecords
 from abovemup.data.shards import ShardWriter, open_shards, shard_dtype
 from abovemup.data.sources import Document, Source, content_hash, find_source, hash64, listing
@@ -32,7 +34,7 @@ from abovemup.data.tokenizer import ByteTokenizer, Tokenizer, load_fast, read_hf
 FORMAT = 1
 SAMPLE = 4_000_000  # bytes of train documents that a BPE is trained on
 SAMPLED = 256  # or all, if there are fewer
-BATCH = 1_000_000  # bytes tokenised at once
+BATCH = 64  # documents tokenised at once
 PROGRESS = 10.0  # seconds between lines
 FIX = "Set ABOVEMUP_CACHE to a folder that can be written."
 
@@ -62,48 +64,29 @@ class Recipe:
     """What makes the tokenizer, known before any text is read: enough to name the corpus in the cache."""
 
     def __init__(self, tokenizer: schema.Tokenizer, vocab_size: int) -> None:
-        self.name, self.vocab_size = tokenizer.name, tokenizer.vocab_size
+        self.vocab_size = tokenizer.vocab_size
+        self.trained = tokenizer.name == "bpe"  # on the text itself
         self.identity: dict[str, Any] = {"name": tokenizer.name}
-        self.text: str | None = None
-        self.config: str | None = None
-        self.place = "tokenizer.json"
-        self.loaded: Tokenizer | None = None  # hf's, which is large
+        self.text = ""  # of tokenizer.json, where there is one
+        self.loaded: Tokenizer = ByteTokenizer()
         if tokenizer.name == "hf":
-            self.text, self.config, found = read_hf(tokenizer.path)
-            self.place = str(found)
-            self.identity |= {"hash": text_hash(self.text), "config": text_hash(self.config or "")}
-            self.loaded = load_fast(self.text, False, self.config, self.place)
-            size = self.loaded.size
-        elif tokenizer.name == "bpe":
-            self.identity |= {
-                "vocab_size": tokenizer.vocab_size,
-                "sample": [SAMPLE, SAMPLED],
-                "tokenizers": version("tokenizers"),
-            }
-            size = tokenizer.vocab_size
-            if size < 257:
-                train_bpe([], size)  # refuses
-        else:
-            size = ByteTokenizer.size
+            self.text, config, place = read_hf(tokenizer.path)
+            self.identity |= {"hash": text_hash(self.text), "config": text_hash(config or "")}
+            self.loaded = load_fast(self.text, False, config, str(place))
+        if self.trained:
+            sample, library = [SAMPLE, SAMPLED], version("tokenizers")
+            self.identity |= {"vocab_size": self.vocab_size, "sample": sample, "tokenizers": library}
+        size = self.vocab_size if self.trained else self.loaded.size
         if size > vocab_size:
             raise RequestError(
                 f"the tokenizer has {size:,} ids and the model {vocab_size:,}: set model.vocab_size={size} or more"
             )
 
-    def build(self, sample: Callable[[], Iterator[str]]) -> Tokenizer:
-        if self.name == "byte":
-            return ByteTokenizer()
-        if self.name == "bpe":
-            self.text = train_bpe(sample(), self.vocab_size)
-        return self.load()
-
-    def load(self) -> Tokenizer:
-        if self.name == "byte":
-            return ByteTokenizer()
-        if self.loaded is not None:
-            return self.loaded
-        assert self.text is not None
-        return load_fast(self.text, cuttable=True)
+    def load(self, text: str) -> Tokenizer:
+        """The tokenizer; `text` is the tokenizer.json of a trained one."""
+        if self.trained:
+            self.text, self.loaded = text, load_fast(text, cuttable=True)
+        return self.loaded
 
 
 Prepared = tuple[dict[str, Any], Tokenizer, dict[str, list[NDArray[Any]]]]
@@ -133,20 +116,15 @@ def prepared(data: schema.Data, tokenizer: schema.Tokenizer, vocab_size: int, no
     return found
 
 
-@contextlib.contextmanager
-def _locked(path: Path, note: Note) -> Iterator[None]:
+def _locked(path: Path, note: Note) -> contextlib.AbstractContextManager[object]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         note("data: another process is preparing this corpus; waiting for it")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def _open(folder: Path, recipe: Recipe, note: Note) -> Prepared | None:
@@ -156,11 +134,10 @@ def _open(folder: Path, recipe: Recipe, note: Note) -> Prepared | None:
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         shards = {s: open_shards(folder, manifest[s]["shards"], manifest["dtype"]) for s in ("train", "validation")}
-        if recipe.name == "bpe":
-            recipe.text = (folder / "tokenizer.json").read_text("utf-8")
-        if recipe.text is not None and text_hash(recipe.text) != manifest["tokenizer"]["hash"]:
+        text = (folder / "tokenizer.json").read_text("utf-8") if recipe.trained else recipe.text
+        if text_hash(text) != manifest["tokenizer"]["hash"]:
             raise ValueError("tokenizer.json is not the one the tokens were made with")
-        return manifest, recipe.load(), shards
+        return manifest, recipe.load(text), shards
     except (OSError, ValueError, KeyError, TypeError) as error:
         note(f"data: the cached corpus {folder} is damaged ({error}) and is made again")
         return None
@@ -176,7 +153,7 @@ def _prepare(folder: Path, about: dict[str, Any], source: Source, recipe: Recipe
         manifest["source"]["content_hash"] = about["contents"]
         if listing(source.files) != seen:
             raise RequestError(f"{source.place} was changed while it was read: start again")
-        _flushed(aside / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+        write_whole(aside / "manifest.json", json.dumps(manifest, indent=1) + "\n")
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(aside, folder)
@@ -197,17 +174,17 @@ def _write(aside: Path, source: Source, recipe: Recipe, skip: bool, note: Note) 
     def items() -> Iterator[tuple[Document, bool]]:
         return split.assign(source.documents(BadRecords(skip)))
 
-    with _parallel():
-        started = time.monotonic()
-        tokenizer = recipe.build(lambda: _sample(items(), split))
-        if recipe.name == "bpe":
-            took = time.monotonic() - started
-            note(f"data: trained a BPE of {tokenizer.size:,} ids in {took:.1f} s")
-            if tokenizer.size < recipe.vocab_size:
-                note(f"data: the text is too small for the {recipe.vocab_size:,} ids that were asked")
-        if recipe.text is not None:
-            _flushed(aside / "tokenizer.json", recipe.text)
-        manifest = _tokenise(aside, items(), tokenizer, split, note)
+    # All cores, unless the user said otherwise; said, because the library warns of later forks else.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    started = time.monotonic()
+    tokenizer = recipe.load(train_bpe(_sample(items(), split), recipe.vocab_size) if recipe.trained else "")
+    if recipe.trained:
+        note(f"data: trained a BPE of {tokenizer.size:,} ids in {time.monotonic() - started:.1f} s")
+        if tokenizer.size < recipe.vocab_size:
+            note(f"data: the text is too small for the {recipe.vocab_size:,} ids that were asked")
+    if recipe.text:
+        write_whole(aside / "tokenizer.json", recipe.text)
+    manifest = _tokenise(aside, items(), tokenizer, split, note)
     tokens = {s: sum(shard["tokens"] for shard in manifest[s]["shards"]) for s in ("train", "validation")}
     took = time.monotonic() - started
     note(f"data: {tokens['train']:,} train and {tokens['validation']:,} validation tokens in {took:.1f} s")
@@ -217,7 +194,7 @@ def _write(aside: Path, source: Source, recipe: Recipe, skip: bool, note: Note) 
         "source": {"name": source.name, "place": source.place, "files": len(source.files), "column": source.column,
                    "documents": split.documents, "bytes": split.bytes, "bad_records": bad.count, "piece": split.piece},
         "tokenizer": recipe.identity
-        | {"size": tokenizer.size, "eot": tokenizer.eot, "hash": text_hash(recipe.text or "")},
+        | {"size": tokenizer.size, "eot": tokenizer.eot, "hash": text_hash(recipe.text)},
         **manifest,
         "python": platform.python_version(),
         "packages": packages,
@@ -238,10 +215,10 @@ def _tokenise(
 ) -> dict[str, Any]:
     size, eot = tokenizer.size, tokenizer.eot
     writers = {v: ShardWriter(aside, "validation" if v else "train", size, eot) for v in (False, True)}
-    sizes = {False: 0, True: 0}
+    sizes = {False: 0, True: 0}  # bytes
     end = np.array([eot], np.uint32)
     said = time.monotonic()
-    for batch in _batches(items):
+    while batch := list(itertools.islice(items, BATCH)):
         ids = tokenizer.encode_documents([document.data for document, _ in batch])
         for validation in (False, True):
             mine = [part for own, (_, v) in zip(ids, batch, strict=True) if v == validation for part in (own, end)]
@@ -261,35 +238,3 @@ def _tokenise(
         "validation": {"bytes": sizes[True], "shards": shards[True]},
         "unigram_entropy": float(-(frequency * np.log(frequency)).sum()) + 0.0,
     }
-
-
-def _batches(items: Iterator[tuple[Document, bool]]) -> Iterator[list[tuple[Document, bool]]]:
-    batch: list[tuple[Document, bool]] = []
-    size = 0
-    for item in items:
-        batch.append(item)
-        size += len(item[0].data)
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-@contextlib.contextmanager
-def _parallel() -> Iterator[None]:
-    """The tokenizers library uses all cores in here, unless the user said otherwise, and none of its threads after."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ.setdefault(name, "true")
-    try:
-        yield
-    finally:
-        os.environ[name] = before or "false"
-
-
-def _flushed(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())

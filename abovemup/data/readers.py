@@ -5,13 +5,11 @@ U+2028, U+2029 and U+0085, at which ``str.splitlines`` would cut. A bad record i
 number, or counted and left out (``data.skip_bad=true``).
 """
 
+import io
 import json
 import stat
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-
-import zstandard
 
 from abovemup.config.errors import RequestError
 
@@ -23,7 +21,6 @@ SUFFIXES = TEXT + JSON + PARQUET
 
 BOM = b"\xef\xbb\xbf"
 ROWS = 256  # parquet rows held at once
-READ = 2**17  # bytes
 
 
 class BadRecords:
@@ -69,57 +66,26 @@ def read_documents(path: Path, column: str, bad: BadRecords) -> Iterator[bytes]:
 
 
 def _json_lines(path: Path, column: str, bad: BadRecords) -> Iterator[bytes]:
+    import pyarrow
+
+    packing = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}.get(path.suffix.lower())
     number = 0
-    try:
-        for number, line in enumerate(_lines(_unpacked(path)), start=1):
-            line = line.removeprefix(BOM) if number == 1 else line
-            if line.strip():
-                try:
-                    document = _text(line, column)
-                except ValueError as error:
-                    bad(f"{path}:{number}", str(error))
-                else:
-                    yield document
-    except DamagedError as error:
-        bad(f"{path}:{number + 1}", str(error))
-
-
-class DamagedError(Exception):
-    """A packed file is cut short or no such file at all."""
-
-
-def _unpacked(path: Path) -> Iterator[bytes]:
-    """The bytes of a plain, gzip or zstd file, all its frames. Raises DamagedError at the end of a cut-off frame."""
-    name = path.name.lower()
-    gz, zst = name.endswith(".gz"), name.endswith((".zst", ".zstd"))
     with path.open("rb") as file:
-        frame = None
-        while data := file.read(READ):
-            if not gz and not zst:
-                yield data
-                continue
-            try:
-                while data := data if frame else data.lstrip(b"\0"):  # some tools pad with zeros between frames
-                    frame = frame or (zlib.decompressobj(31) if gz else zstandard.ZstdDecompressor().decompressobj())
-                    yield frame.decompress(data)
-                    data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-            except (zlib.error, zstandard.ZstdError) as error:
-                raise DamagedError(f"the {'gzip' if gz else 'zstd'} file is damaged ({error})") from error
-        if frame is not None:
-            raise DamagedError(f"the {'gzip' if gz else 'zstd'} file is damaged: cut short")
-
-
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Lines as they end at \\n; a last one without it too. A line may be longer than many chunks."""
-    pending: list[bytes] = []
-    for chunk in chunks:
-        first, *others = chunk.split(b"\n")
-        pending.append(first)
-        if others:
-            yield b"".join(pending)
-            yield from others[:-1]
-            pending = [others[-1]]
-    yield b"".join(pending)
+        lines = io.BufferedReader(pyarrow.CompressedInputStream(file, packing)) if packing else file
+        try:
+            for number, line in enumerate(lines, start=1):
+                line = line.removeprefix(BOM) if number == 1 else line
+                if line.strip():
+                    try:
+                        document = _text(line, column)
+                    except ValueError as error:
+                        bad(f"{path}:{number}", str(error))
+                    else:
+                        yield document
+        except OSError as error:
+            if error.errno is not None:
+                raise
+            bad(f"{path}:{number + 1}", f"the {packing} file is damaged ({error})")
 
 
 def _text(line: bytes, column: str) -> bytes:
@@ -147,18 +113,15 @@ def _parquet(path: Path, column: str, bad: BadRecords) -> Iterator[bytes]:
     row = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            if column not in schema.names:
-                raise RequestError(
-                    f"{path}: no column '{column}'; it has {_names(schema.names)} (choose with data.column=)"
-                )
-            kind = schema.field(column).type
-            kind = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                raise RequestError(f"{path}: column '{column}' holds {kind}, not text (choose with data.column=)")
+            names = file.schema_arrow.names
+            if column not in names:
+                raise RequestError(f"{path}: no column '{column}'; it has {_names(names)} (choose with data.column=)")
             for batch in file.iter_batches(ROWS, columns=[column]):
                 for text in batch.column(0).to_pylist():
                     row += 1
+                    if not isinstance(text, str | None):
+                        holds = f"column '{column}' holds {type(text).__name__}"
+                        raise RequestError(f"{path}: {holds}, not text (choose with data.column=)")
                     yield encode_text(text or "")
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno is not None:

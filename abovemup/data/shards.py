@@ -102,25 +102,17 @@ class TokenWindows:
     def rows(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """The windows of the given numbers: (n, seq_len + 1). Copies whole windows, never token by token."""
         length = self.seq_len + 1
-        out = np.empty((len(index), length), np.int64)
         if not self.windows:
-            out[:] = np.resize(self._stretch(0, self.tokens), length)
-            return out
-        first = index * self.seq_len
-        shard = np.searchsorted(self.starts, first, "right") - 1
-        crosses = first + length > self.starts[shard + 1]
-        for s in np.unique(shard[~crosses]):
-            here = (shard == s) & ~crosses
-            view = np.lib.stride_tricks.sliding_window_view(self.shards[s], length)
-            out[here] = view[first[here] - self.starts[s]]
-        for row in np.flatnonzero(crosses):
-            out[row] = self._stretch(int(first[row]), length)
-        return out
+            return np.tile(np.resize(self._stretch(0, self.tokens), length), (len(index), 1))
+        return np.stack([self._stretch(w * self.seq_len, length) for w in index.tolist()])
 
     def _stretch(self, start: int, length: int) -> NDArray[np.int64]:
         """Tokens start to start + length - 1, over as many shards as they lie in."""
         parts = []
-        for shard, begin in zip(self.shards, self.starts, strict=False):
-            low, high = max(0, start - int(begin)), max(0, start + length - int(begin))
-            parts.append(np.asarray(shard[low:high], np.int64))
-        return np.concatenate(parts)
+        shard = int(np.searchsorted(self.starts, start, "right")) - 1
+        while length:
+            begin = start - int(self.starts[shard])
+            part = self.shards[shard][begin : begin + length]
+            parts.append(part)
+            start, length, shard = start + len(part), length - len(part), shard + 1
+        return np.concatenate(parts).astype(np.int64)

@@ -46,7 +46,6 @@ class Source:
     place: str  # what an error names
     key_by_name: bool
     column: str
-    eval_tokens: int | None  # at most so many validation tokens
 
     def documents(self, bad: BadRecords) -> Iterator[Document]:
         """Every document that is not blank, in the fixed order."""
@@ -69,9 +68,8 @@ def find_source(data: Data) -> Source:
     if data.name == "python":
         files += _torch_files()
         title += " and the sources of torch"
-    eval_tokens = STDLIB_EVAL_TOKENS if data.name == "stdlib" else None
     place = sysconfig.get_paths()["stdlib"]
-    return Source(data.name, title, files, place, key_by_name=True, column="", eval_tokens=eval_tokens)
+    return Source(data.name, title, files, place, key_by_name=True, column="")
 
 
 def _python_files(root: Path, prefix: str) -> list[File]:
@@ -98,7 +96,7 @@ def _user_files(data: Data) -> Source:
     if not files:
         found = ", ".join(sorted({Path(name).suffix or name for name in names})[:8]) or "nothing"
         raise RequestError(f"data.path={data.path} has no file of {', '.join(SUFFIXES)} (it has {found})")
-    return Source("text", str(root), files, data.path, key_by_name=False, column=data.column, eval_tokens=None)
+    return Source("text", str(root), files, data.path, key_by_name=False, column=data.column)
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[str]:

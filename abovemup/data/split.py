@@ -21,7 +21,6 @@ PIECE = 2**14  # bytes
 @dataclass(frozen=True)
 class Split:
     threshold: int  # validation: key < threshold
-    by_order: bool  # key of the place in the order, for a corpus whose documents are all the same text
     piece: int | None  # bytes of a piece, when long documents are cut
     documents: int  # as found in the source
     items: int  # after cutting
@@ -29,50 +28,35 @@ class Split:
 
     def assign(self, documents: Iterable[Document]) -> Iterator[tuple[Document, bool]]:
         """Documents or their pieces, each with whether it is validation."""
-        for order, document in enumerate(cut(documents, self.piece)):
-            key = hash64(order.to_bytes(8, "little")) if self.by_order else document.key
-            yield document, key < self.threshold
-
-
-@dataclass
-class Survey:
-    documents: int = 0
-    bytes: int = 0
-    smallest: int = 2**64
-    largest: int = -1
-
-    def add(self, size: int, key: int) -> None:
-        self.documents += 1
-        self.bytes += size
-        self.smallest, self.largest = min(self.smallest, key), max(self.largest, key)
+        for document in cut(documents, self.piece):
+            yield document, document.key < self.threshold
 
 
 def make_split(source: Source, bad: BadRecords) -> Split:
     """Reads the source once. Raises RequestError when it has too little text for two splits."""
-    whole = Survey()
-    for document in source.documents(bad):
-        whole.add(len(document.data), document.key)
-    if not whole.documents:
+    found, size, smallest, largest = _survey(source.documents(bad))
+    if not found:
         why = f"; the first bad record: {bad.first}" if bad.count else "; its files or documents are empty"
         raise RequestError(f"{source.place} holds no text{why}")
-    survey, piece = whole, None
-    if whole.documents < FEW:
-        piece = PIECE if whole.documents > 1 else min(PIECE, max(64, whole.bytes // 20))
-        survey = Survey()
-        for document in cut(source.documents(BadRecords(bad.skip)), piece):
-            survey.add(len(document.data), document.key)
-        piece = piece if survey.documents > whole.documents else None
-    if survey.documents < 2:
-        raise RequestError(
-            f"{source.place} holds one document of {whole.bytes} bytes: too little to hold out a validation split"
-        )
-    by_order = survey.smallest == survey.largest
-    if by_order:
-        keys = [hash64(order.to_bytes(8, "little")) for order in range(2)]
-        survey.smallest, survey.largest = min(keys), max(keys)
-    share = min(MOST, max(LEAST, DOCUMENTS / survey.documents, BYTES / survey.bytes))
-    threshold = min(survey.largest, max(survey.smallest + 1, int(share * 2**64)))
-    return Split(threshold, by_order, piece, whole.documents, survey.documents, whole.bytes)
+    items, piece = found, None
+    if found < FEW:
+        piece = PIECE if found > 1 else min(PIECE, max(64, size // 20))
+        items, _, smallest, largest = _survey(cut(source.documents(BadRecords(bad.skip)), piece))
+    if smallest == largest:  # equal texts are on the same side
+        raise RequestError(f"{source.place} holds only one text: too little to hold out a validation split")
+    share = min(MOST, max(LEAST, DOCUMENTS / items, BYTES / size))
+    threshold = min(largest, max(smallest + 1, int(share * 2**64)))
+    return Split(threshold, piece if items > found else None, found, items, size)
+
+
+def _survey(documents: Iterable[Document]) -> tuple[int, int, int, int]:
+    """How many, their bytes, the smallest key and the largest."""
+    count, size, smallest, largest = 0, 0, 2**64, -1
+    for document in documents:
+        count += 1
+        size += len(document.data)
+        smallest, largest = min(smallest, document.key), max(largest, document.key)
+    return count, size, smallest, largest
 
 
 def cut(documents: Iterable[Document], piece: int | None) -> Iterator[Document]:

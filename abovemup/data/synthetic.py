@@ -25,8 +25,6 @@ class MarkovSource:
     """Tokens 0..states-1; id `states` is end of text, which the source never produces."""
 
     def __init__(self, states: int, branching: int) -> None:
-        if not 2 <= branching <= states:
-            raise RequestError(f"data.branching={branching} must be from 2 to data.states={states}")
         self.states, self.eot, self.size = states, states, states + 1
         weights = 1 / np.arange(1, branching + 1)
         self.probabilities = weights / weights.sum()

@@ -25,19 +25,23 @@ CHUNK = 2**16  # characters of a piece of a long text
 PIECES = 64  # encoded at once
 
 
-class Tokenizer(Protocol):
+class Coder(Protocol):
+    """Text to ids and back, for `generate`; a Tokenizer, or the synthetic source."""
+
     size: int  # ids are below it
     eot: int
 
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
+class Tokenizer(Coder, Protocol):
     def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
         """The ids of each document, without end of text."""
 
     def count_bytes(self, rows: NDArray[np.int64]) -> int:
         """Bytes of the text that rows of ids (n, length) stand for; an end of text has none."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Iterable[int]) -> str: ...
 
 
 class ByteTokenizer:

@@ -4,9 +4,9 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 from abovemup.config.errors import RequestError
+from abovemup.config.io import write_whole
 from abovemup.tracking.records import Record, Summary, dumps, loads
 
 
@@ -52,22 +52,7 @@ def rewind(path: Path, step: int, warn: Callable[[str], None] = warnings.warn) -
     The new file replaces the old one at once, so a reader has the one or the other. A torn last line is dropped
     with a warning. Raises RequestError when that row is not there, and for rows that are damaged or out of order.
     """
-    aside = path.with_name(path.name + ".aside")
-    try:
-        with open(aside, "wb") as kept:
-            last = _copy(path, step, kept, warn)
-            if last != step:
-                raise RequestError(f"{path} lacks the row of step {step}: resume from an earlier checkpoint.")
-            kept.flush()
-            os.fsync(kept.fileno())
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return step
-
-
-def _copy(path: Path, step: int, kept: BinaryIO, warn: Callable[[str], None]) -> int | None:
-    """Copy the rows up to `step`; returns the last one's step."""
+    kept: list[str] = []
     last = None
     for number, record, line in _rows(path, warn):
         if last is not None and record["step"] <= last:
@@ -75,8 +60,11 @@ def _copy(path: Path, step: int, kept: BinaryIO, warn: Callable[[str], None]) ->
         if record["step"] > step:
             break
         last = int(record["step"])
-        kept.write(line if line.endswith(b"\n") else line + b"\n")
-    return last
+        kept.append(line.decode() + "\n")
+    if last != step:
+        raise RequestError(f"{path} lacks the row of step {step}: resume from an earlier checkpoint.")
+    write_whole(path, "".join(kept))
+    return step
 
 
 def read(path: Path) -> list[Record]:
@@ -91,16 +79,11 @@ def _rows(path: Path, warn: Callable[[str], None]) -> Iterator[tuple[int, Record
     """Line number, row and bytes of each line; lines end at a newline only."""
     if not path.is_file():
         raise RequestError(f"{path} is missing: {path.parent} is not a whole run.")
-    with open(path, "rb") as file:
-        number, line = 1, file.readline()
-        while line:
-            following = file.readline()
-            try:
-                record = loads(line)
-            except ValueError:
-                if following:
-                    raise RequestError(f"{path}:{number} is damaged: {line[:60]!r}.") from None
-                warn(f"{path}:{number}: the last line is torn and is dropped.")
-                return
-            yield number, record, line
-            number, line = number + 1, following
+    lines = path.read_bytes().removesuffix(b"\n").split(b"\n")
+    for number, line in enumerate(lines if lines != [b""] else [], start=1):
+        try:
+            yield number, loads(line), line
+        except ValueError:
+            if number < len(lines):
+                raise RequestError(f"{path}:{number} is damaged: {line[:60]!r}.") from None
+            warn(f"{path}:{number}: the last line is torn and is dropped.")

@@ -1,32 +1,8 @@
 """A curve in a few lines of braille: two by four dots a character."""
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of U+2800, by row and column
-
-
-class Curve:
-    """The mean of y over each of `bins` equal parts of [0, x_max]; fixed memory, however many points come."""
-
-    def __init__(self, x_max: float, bins: int = 512) -> None:
-        self.x_max = x_max
-        self.sums, self.counts = [0.0] * bins, [0] * bins
-
-    def add(self, x: float, y: float) -> None:
-        """A y that is not finite is left out."""
-        if math.isfinite(y):
-            i = min(int(x / self.x_max * len(self.sums)), len(self.sums) - 1)
-            self.sums[i] += y
-            self.counts[i] += 1
-
-    def columns(self, count: int) -> list[float | None]:
-        """The curve in `count` columns, None where nothing is known."""
-        bins = len(self.sums)
-        edges = [bins * i // count for i in range(count + 1)]
-        parts = [slice(a, max(b, a + 1)) for a, b in pairwise(edges)]
-        return [sum(self.sums[p]) / n if (n := sum(self.counts[p])) else None for p in parts]
 
 
 def braille(ys: Sequence[float | None], height: int) -> list[str]:

@@ -1,20 +1,12 @@
-"""A record, how it is written down, and what a place that takes records looks like."""
+"""A record, and how it is written down."""
 
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 Record = dict[str, float | int]
 Summary = Mapping[str, Any]
-
-
-class Sink(Protocol):
-    def log(self, record: Record) -> None:
-        """Take the row of one step. Steps come once and in order."""
-
-    def close(self, summary: Summary) -> None:
-        """The run is over; `summary["status"]` says how."""
 
 
 def dumps(values: Mapping[str, Any], indent: int | None = None) -> str:

@@ -8,19 +8,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from abovemup.config.io import write_whole
 from abovemup.tracking.records import Summary, dumps
 
 PACKAGES = ("abovemup", "torch", "numpy", "tokenizers", "datasets", "hydra-core", "wandb")
 
 
 def write_summary(path: Path, summary: Summary) -> None:
-    """Replace `path` by `summary` at once: a reader, or a crash, finds the old file or the new one, never a part."""
-    aside = path.with_name(path.name + ".aside")
-    with open(aside, "w", encoding="utf-8") as file:
-        file.write(dumps(summary, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
+    """Replace `path` by `summary`, whole."""
+    write_whole(path, dumps(summary, indent=2) + "\n")
 
 
 def environment() -> dict[str, Any]:

@@ -5,14 +5,19 @@ import os
 import shlex
 import sys
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
 
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
+from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from abovemup.tracking.plot import Curve, braille
+from abovemup.tracking.plot import braille
 from abovemup.tracking.records import Record, Summary
 
 REFRESH = 0.25  # seconds between two frames
@@ -22,19 +27,18 @@ OUTPUT_NORMS = ("norm/head/rms_to_inf", "norm/embedding/one_to_rms")  # the seco
 
 
 class Terminal:
-    """The run `title` of `steps` steps on `console`, from step `start` on.
+    """The run `title` of `steps` steps on `console`.
 
     Live only where the console is a real terminal with a cursor. When the output breaks (`| head`, a lost
-    connection) one line on stderr says so, nothing more is shown, and the run goes on; so it does, in plain
-    lines, when the live view fails.
+    connection) one line on stderr says so, nothing more is shown, and the run goes on.
     """
 
-    def __init__(self, console: Console, title: str, steps: int, tokens_per_step: int, start: int = 0) -> None:
+    def __init__(self, console: Console, title: str, steps: int, tokens_per_step: int) -> None:
         self.console, self.title = console, title
-        self.steps, self.start, self.step = steps, start, start
-        self.every = round_number(steps / LINES)  # steps between two plain lines
+        self.steps, self.start, self.step = steps, 0, 0
+        self.every = max(steps // LINES, 1)  # steps between two plain lines
         self.tokens_per_step = tokens_per_step
-        self.curve = Curve(steps * tokens_per_step)
+        self.tokens, self.losses = array("d"), array("d")  # as numpy reads them without a copy, many times a second
         self.latest: dict[str, float] = {}
         self.speed: float | None = None
         self.began = time.monotonic()
@@ -53,8 +57,9 @@ class Terminal:
     def log(self, record: Record) -> None:
         self.latest |= record
         self.step = int(record["step"])
-        if "loss" in record:
-            self.curve.add(record["tokens"], record["loss"])
+        if math.isfinite(record.get("loss", math.nan)):
+            self.tokens.append(record["tokens"])
+            self.losses.append(record["loss"])
         if speed := record.get("tokens_per_second"):
             self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
         now = time.monotonic()
@@ -63,7 +68,7 @@ class Terminal:
                 self.said = now
                 self._print(self._line(record))
         elif now - self.drawn >= REFRESH or self.step >= self.steps:
-            self._draw()
+            self._guard(self._draw)
             self.drawn = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -76,8 +81,7 @@ class Terminal:
             return
         self.closed = True
         if self.live is not None and self.live.is_started:
-            self._draw()
-        if self.live is not None and self.live.is_started:
+            self._guard(self._draw)
             self._guard(self.live.stop)
         for text in closing_lines(summary):
             self._print(text)
@@ -110,43 +114,34 @@ class Terminal:
 
     def _eta(self) -> str:
         done = self.step - self.start
-        return clock((time.monotonic() - self.began) / done * (self.steps - self.step)) if done > 0 else "-"
+        if done <= 0:
+            return "-"
+        return str(timedelta(seconds=round((time.monotonic() - self.began) / done * (self.steps - self.step))))
 
     # ---- live view ----
 
     def _draw(self) -> None:
         assert self.live is not None
-        if self.broken:
-            return
-        try:
-            if not self.live.is_started:
-                self.live.start()
-                self.console.show_cursor(True)  # a killed run must not leave the terminal without one
-            self.live.update(self._frame(), refresh=True)
-        except OSError:
-            self._break()
-        except Exception as error:  # a mistake in the drawing is not worth a run
-            live, self.live = self.live, None
-            self._guard(live.stop)
-            self.note(f"the live view failed ({type(error).__name__}: {error}); plain lines from here on")
+        if not self.live.is_started:
+            self.live.start()
+            self.console.show_cursor(True)  # a killed run must not leave the terminal without one
+        self.live.update(self._frame(), refresh=True)
 
     def _frame(self) -> Group:
         width, height = self.console.size
         width = min(width, 100) - 1
         utf = self.console.encoding.startswith("utf")
         total, done = self.steps * self.tokens_per_step, self.step * self.tokens_per_step
-        filled = width * done // max(total, 1)
-        bar = Text.assemble(
-            ("━" * filled if utf else "#" * filled, "cyan"), (("━" if utf else "-") * (width - filled), "dim")
-        )
         cells = [("step", f"{self.step}/{self.steps}"), ("tokens", f"{si(done)}/{si(total)}")]
-        lines = [Text(self._safe(self.title), style="bold"), bar, *flow(cells + self._values(self.latest), width)]
-        room = min(height - len(lines) - 3, 10)
-        if room >= 3 and width >= 20 and any(self.curve.counts) and utf:
-            lines += plot_lines(self.curve, width, room)
-        for line in lines:
+        lines = flow(cells + self._values(self.latest), width)
+        room = min(height - len(lines) - 5, 10)
+        if room >= 3 and width >= 20 and self.losses and utf:
+            lines += plot_lines(self.tokens, self.losses, total, width, room)
+        title = Text(self._safe(self.title), style="bold")
+        for line in (title, *lines):
             line.no_wrap, line.overflow = True, "crop"
-        return Group(*lines)
+        bar = Padding(ProgressBar(max(total, 1), done, width=width), 0)  # on a line of its own
+        return Group(title, bar, *lines)
 
     # ---- output that may break ----
 
@@ -165,7 +160,7 @@ class Terminal:
             return
         try:
             write()
-        except (OSError, ValueError, SystemExit):  # ValueError: a closed file; SystemExit: Rich on a broken pipe
+        except (Exception, SystemExit):  # a closed file, a pipe (Rich exits), a mistake in the drawing: not worth a run
             self._break()
 
     def _break(self) -> None:
@@ -174,7 +169,7 @@ class Terminal:
             # So that whatever else prints, and the last flush of Python, does not fail either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
         with suppress(OSError, ValueError):
-            print("abovemup: the output is closed; the run goes on without it.", file=sys.stderr, flush=True)
+            print("abovemup: nothing can be shown any more; the run goes on.", file=sys.stderr, flush=True)
 
 
 def flow(cells: Sequence[tuple[str, str]], width: int) -> list[Text]:
@@ -189,13 +184,16 @@ def flow(cells: Sequence[tuple[str, str]], width: int) -> list[Text]:
     return lines
 
 
-def plot_lines(curve: Curve, width: int, height: int) -> list[Text]:
-    """Loss against tokens, `height` lines and an axis, with the extremes at the left."""
-    columns = curve.columns(2 * (width - 8))
+def plot_lines(tokens: "array[float]", losses: "array[float]", total: int, width: int, height: int) -> list[Text]:
+    """The mean loss against tokens up to `total`, `height` lines and an axis, with the extremes at the left."""
+    bins = 2 * (width - 8)
+    column = np.minimum(np.asarray(tokens) * (bins / total), bins - 1).astype(np.int64)
+    sums, counts = np.bincount(column, losses, bins), np.bincount(column, minlength=bins)
+    columns = [float(s / n) if n else None for s, n in zip(sums, counts, strict=True)]
     known = [y for y in columns if y is not None]
     labels = [f"{max(known):7.3f}"] + [" " * 7] * (height - 2) + [f"{min(known):7.3f}"]
     drawing = braille(columns, height)
-    end = f"{si(curve.x_max)} tokens"
+    end = f"{si(total)} tokens"
     axis = " " * 8 + "0" + end.rjust(width - 9)
     return [
         *(Text.assemble((a, "dim"), " ", (b, "cyan")) for a, b in zip(labels, drawing, strict=True)),
@@ -239,23 +237,9 @@ def safe(text: str) -> str:
     return "".join(c if c == "\n" or c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def round_number(at_least: float) -> int:
-    """The smallest of 1, 2, 5, 10, 20, 25, 50, 100, 200, 250, ... that is not below `at_least`."""
-    power = 10 ** max(math.floor(math.log10(at_least)), 0) if at_least > 0 else 1
-    return next(n for k in (4, 8, 10, 20, 40) if (k * power) % 4 == 0 and (n := k * power // 4) >= at_least)
-
-
 def si(value: float) -> str:
     """1234567 -> "1.23M"; below 1000 as it is."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= 0.9995 * unit:
             return f"{value / unit:.3g}{name}"
     return f"{value:.3g}"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as m:ss, h:mm:ss or d days."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
-    return (f"{days}d " if days else "") + (f"{h}:{m:02}:{s:02}" if hours else f"{m}:{s:02}")

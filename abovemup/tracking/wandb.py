@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from abovemup.config.errors import RequestError, RunFailed
+from abovemup.config.io import write_whole
 from abovemup.config.schema import Experiment, Tracking
 from abovemup.tracking.records import Record, Summary, dumps
 
@@ -34,14 +35,11 @@ def logged_in() -> bool:
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     base = os.environ.get("WANDB_BASE_URL")
-    places = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
-    for path in (Path(place).expanduser() for place in places):
-        try:
-            known = netrc.netrc(path)
-        except (OSError, netrc.NetrcParseError, RuntimeError):
-            continue
-        return any(host in known.hosts for host in ([urlsplit(base).netloc] if base else HOSTS))
-    return False
+    try:
+        known = netrc.netrc(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return any(host in known.hosts for host in ([urlsplit(base).netloc] if base else HOSTS))
 
 
 def resolve_mode(tracking: Tracking, note: Callable[[str], None]) -> str:
@@ -175,26 +173,20 @@ def next_leg(run_dir: Path, advance: bool = True) -> dict[str, Any]:
         leg = {"id": secrets.token_hex(4), "leg": 0}
     leg["leg"] += advance
     path.parent.mkdir(exist_ok=True)
-    aside = path.with_suffix(".aside")
-    aside.write_text(json.dumps(leg) + "\n", encoding="utf-8")
-    os.replace(aside, path)
+    write_whole(path, json.dumps(leg) + "\n")
     return dict(leg)
 
 
 def run_spec(run_dir: Path, tracking: Tracking, mode: str, run_id: str, leg: int) -> dict[str, Any]:
     """What the helper has to know; it holds no key."""
     run_dir = run_dir.resolve()
-    return {
+    return vars(tracking) | {
         "run_dir": str(run_dir),
         "mode": mode,
         "id": run_id,
         "name": run_dir.name if leg <= 1 else f"{run_dir.name} (leg {leg})",
         "group": tracking.group or run_dir.name,
         "leg": leg,
-        "project": tracking.project,
-        "entity": tracking.entity,
-        "tags": tracking.tags,
-        "layers": tracking.layers,
         "parent": os.getpid(),
         "summary": None,  # None: the run goes on, follow it
         "fall_back": True,

@@ -178,7 +178,7 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     error = process.stderr.read().decode()
     assert process.wait() == 0
     assert proof.exists()
-    assert error == "abovemup: the output is closed; the run goes on without it.\n"
+    assert error == "abovemup: nothing can be shown any more; the run goes on.\n"
 
 
 def test_a_console_that_cannot_say_it_gets_escapes() -> None:
