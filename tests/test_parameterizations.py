@@ -12,13 +12,13 @@ from abovemup.config import resolve
 from abovemup.config.compose import compose
 from abovemup.config.schema import Experiment
 from abovemup.geometry import parameterization as rules
-from abovemup.geometry.exponents import exponents
 from abovemup.model import layers, llama
 from abovemup.model.llama import Llama
 from abovemup.model.roles import Tag, specs
 from abovemup.optim import routing
 from abovemup.optim.routing import Route, routing_table
 from tests import tiny
+from tests.geometry.exponents import exponents
 
 PARAMETERIZATIONS = ("standard", "mup", "above_mup")
 OPTIMIZERS = ("adam", "adamw", "muon", "scion", "scion_constrained", "above_mup", "signsgd")

@@ -1,14 +1,13 @@
-"""What the norms cost on the two proxy models, and how far the spectral ones are from an SVD over real runs."""
+"""What the norms cost on the two proxy models, and how far the spectral ones are from an SVD over a real run."""
 
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from abovemup.bench.loop import BLOCK, measure_norms, seconds
+from abovemup.bench.loop import BLOCK, seconds
 from abovemup.bench.ratio import Ratio
 from abovemup.config.compose import compose
 from abovemup.data.corpus import open_corpus
@@ -17,9 +16,11 @@ from abovemup.training.trainer import Trainer
 
 PLAIN = ("data=synthetic", "tracking=local", "eval.every=0")
 MODELS = (("pocket", 30), ("proxy_69m", 2))  # and how many steps to time
-# Every side of the first has its exact Gram matrix; the second goes by blocks, from one measurement to the next.
-WIDE = ("model.width=576", "model.ffn=640", "model.depth=1", "train.batch_size=2", "norms.every=5", "train.steps=40")
-RUNS = (("model=tiny", "train.steps=500"), WIDE)
+RUN = ("model=tiny", "train.steps=500")
+
+
+def norms() -> list[Ratio]:
+    return [*(share(*model) for model in MODELS), error(RUN), error(RUN, exact=16)]
 
 
 def trainer(overrides: Sequence[str]) -> Trainer:
@@ -32,52 +33,38 @@ def trainer(overrides: Sequence[str]) -> Trainer:
 def share(model: str, steps: int) -> Ratio:
     """`norms.which=role` every BLOCK steps, in turns with the steps: its share of their time."""
     ours = trainer([f"model={model}", "norms.every=0", f"train.steps={steps + 3}"])
-    step, norms = [], []
+    times: list[tuple[float, float]] = []
     for _ in range(steps + 1):  # the first warms up
-        step.append(seconds(ours.device, lambda: advance(ours)))
-        norms.append(seconds(ours.device, lambda: measure_norms(ours)))
+        step = seconds(ours.device, ours.advance)
+        times.append((step, seconds(ours.device, lambda: measure_norms(ours))))
+    step, cost = (statistics.median(column) for column in zip(*times[1:], strict=True))
     name = f"norms every {BLOCK} steps, share of the run, {model} model"
-    return Ratio(name, statistics.median(norms[1:]), BLOCK * statistics.median(step[1:]), f"s in {BLOCK} steps", 0.03)
+    return Ratio(name, cost, BLOCK * step, f"s in {BLOCK} steps", 0.03)
 
 
-def advance(ours: Trainer) -> None:
-    ours.advance()
+def measure_norms(trainer: Trainer) -> None:
+    """What a step does for its norms."""
+    trainer.norms.before_step()
+    trainer.norms.weights()
+    trainer.norms.updates()
 
 
-def error(overrides: Sequence[str]) -> Ratio:
-    """The largest relative error of every logged spectral norm, of weights and updates, against a float64 SVD."""
+def error(overrides: Sequence[str], exact: int | None = None) -> Ratio:
+    """The largest relative error of every logged spectral norm, of weights and updates, against a float64 SVD.
+
+    `exact`: matrices with a larger smaller side go by warm-started blocks, as those above 512 do in a run.
+    """
     ours, worst, count = trainer(overrides), 0.0, 0
-    for row in rows(ours):
+    ours.norms.exact = exact or ours.norms.exact
+    while ours.t < ours.exp.train.steps:
+        row = ours.advance() or {}
         for i, route in enumerate(ours.norms.routes):
             layer = f"{route.name.removesuffix('.weight')}/rms_to_rms"
-            for kind, matrix in (("norm", weight), ("update", update)):
-                if f"{kind}/{layer}" in row:
-                    true = spectral(matrix(ours, i))
+            if f"norm/{layer}" in row and ours.norms.before is not None:
+                W, before = ours.norms.tensors()[i].double(), ours.norms.before[i].double()
+                for kind, matrix in (("norm", W), ("update", W - before)):
+                    true = (W.shape[1] / W.shape[0]) ** 0.5 * torch.linalg.svdvals(matrix)[0].item()
                     worst, count = max(worst, abs(row[f"{kind}/{layer}"] / true - 1)), count + 1
-    m = ours.exp.model
-    name = f"error of {count} spectral norms against an SVD, {ours.t} steps, width {m.width}"
+    way = "Gram matrices" if exact is None else "blocks"
+    name = f"error of {count} spectral norms against an SVD, {ours.t} steps, {way}"
     return Ratio(name, worst, 1.0, "relative", 1e-3)
-
-
-def rows(ours: Trainer) -> Iterator[dict[str, float]]:
-    yield ours.initial_row()
-    while ours.t < ours.exp.train.steps:
-        yield ours.advance() or {}
-
-
-def weight(ours: Trainer, i: int) -> Tensor:
-    return ours.norms.tensors()[i]
-
-
-def update(ours: Trainer, i: int) -> Tensor:
-    assert ours.norms.before is not None
-    return ours.norms.tensors()[i] - ours.norms.before[i]
-
-
-def spectral(W: Tensor) -> float:
-    """sqrt(d_in / d_out) sigma_max by SVD."""
-    return (W.shape[1] / W.shape[0]) ** 0.5 * torch.linalg.svdvals(W.double())[0].item()
-
-
-def norms() -> list[Ratio]:
-    return [*(share(*model) for model in MODELS), *(error(run) for run in RUNS)]

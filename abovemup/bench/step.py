@@ -58,7 +58,7 @@ def compare(
     times: list[list[float]] = [[], []]
     for _ in range(count + 1):  # the first warms up
         for optimizer, taken in zip(pair, times, strict=True):
-            taken.append(seconds(torch.device("cpu"), lambda optimizer=optimizer: optimizer.step()))  # type: ignore[misc]
+            taken.append(seconds(torch.device("cpu"), optimizer.step))
     if not all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True)):
         raise AssertionError(f"{name}: the two did not take the same steps")
     mine, other = (min(taken[1:]) for taken in times)  # what else the machine does only adds

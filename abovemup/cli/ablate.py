@@ -46,7 +46,8 @@ def ablate(
         print_json(plan) if json else print_table(["", ""], plan.items())
         return
     jobs = jobs or max(1, cores() // max(cell.threads for cell in cells))
-    code = Pool(folder, jobs, config_dir, lambda text: typer.echo(text, err=json)).train(cells)
+    say, fail = (lambda text: typer.echo(text, err=json)), (lambda text: typer.echo(f"abovemup: {text}", err=True))
+    code = Pool(folder, jobs, config_dir, say, fail).train(cells)
     report = study.report(ablation, points, folder)
     if json:
         print_json(report)
@@ -89,4 +90,4 @@ def _note(r: dict[str, Any]) -> str:
 
 
 def _between(r: dict[str, Any]) -> str:
-    return "{:.2f} .. {:.2f}".format(*r["interval"])
+    return "one seed" if r["interval"] is None else "{:.2f} .. {:.2f}".format(*r["interval"])

@@ -23,7 +23,7 @@ def bench(json: Json = False, debug: Debug = False) -> None:
     from abovemup.bench.step import steps
     from abovemup.cli.output import print_json, print_table
 
-    ratios = [*loop(), *norms(), *steps(), startup()]
+    ratios = [loop(), *norms(), *steps(), startup()]
     if json:
         print_json([asdict(ratio) | {"ratio": ratio.value, "met": ratio.met} for ratio in ratios])
     else:

@@ -7,21 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from abovemup.cli.options import Debug, Json, Overrides
+from abovemup.config.errors import RequestError
 
 if TYPE_CHECKING:
     from abovemup.studies.coordcheck import Check, Row
 
 WIDTHS = "64,128,256,512"  # unless depths are asked for
-LETTERS = {  # the columns, in the order of `coordcheck.QUANTITIES`
-    "norm": "|W|",
-    "update": "|dW|",
-    "forward": "forward",
-    "dependency": "depend.",
-    "stability": "update",
-    "change": "d output",
-    "rms": "output",
-    "logit": "logit",
-}
 
 
 def coordcheck(
@@ -40,19 +31,24 @@ def coordcheck(
     Several pairs at once: abovemup coordcheck parameterization=standard,above_mup optimizer=adam,scion
     """
     from abovemup.cli.output import print_json
-    from abovemup.config.errors import RequestError
     from abovemup.studies import coordplot
-    from abovemup.studies.coordcheck import check, pairs
+    from abovemup.studies.coordcheck import check, experiment, pairs
 
     if expect not in (None, "flat"):
         raise RequestError(f"--expect {expect}: the one expectation is flat.")
     if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
         raise RequestError(f"--figure {figure}: write .png, .svg or .pdf.")
-    asked = {"width": widths if widths or depths else WIDTHS, "depth": depths}
+    if figure is not None and not figure.parent.is_dir():
+        raise RequestError(f"--figure {figure}: there is no folder {figure.parent}.")
+    asked = {"width": WIDTHS if widths is depths is None else widths, "depth": depths}
     sizes = {over: numbers(f"--{over}s", text) for over, text in asked.items() if text is not None}
+    todo = [  # all of them, before the first is trained
+        (over, [experiment(pair, over, size, steps) for size in sizes[over]])
+        for pair, over in itertools.product(pairs(list(overrides or [])), sizes)
+    ]
     checks = []
-    for pair, over in itertools.product(pairs(list(overrides or [])), sizes):
-        checks.append(check(pair, over, sizes[over], steps, lambda text: typer.echo(text, err=True)))
+    for over, experiments in todo:
+        checks.append(check(over, experiments, lambda text: typer.echo(text, err=True)))
         if not json:
             print_check(checks[-1])
             if plot:
@@ -66,21 +62,22 @@ def coordcheck(
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """64,128 as integers above 0. Raises RequestError."""
-    from abovemup.config.errors import RequestError
+    """64,128 as at least two integers above 0, rising."""
+    from abovemup.config.numbers import parse_int
 
     try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        values = [0]
-    if min(values) < 1:
-        raise RequestError(f"{option} {text}: write whole numbers with commas, such as 64,128,256.")
+        values = sorted({parse_int(part) for part in text.split(",")})
+    except ValueError as error:
+        raise RequestError(f"{option} {text}: {error}. Write integers with commas, such as 64,128,256.") from error
+    if values[0] < 1 or len(values) < 2:
+        raise RequestError(f"{option} {text}: a slope needs at least two sizes above 0, such as 64,128,256.")
     return values
 
 
 def print_check(result: "Check") -> None:
     """The slopes, a line a layer; then what is not sound, and one sentence."""
     from abovemup.cli.output import print_table
+    from abovemup.studies.coordcheck import QUANTITIES
 
     by_layer: dict[str, dict[str, Row]] = {}
     for row in result.rows:
@@ -88,10 +85,10 @@ def print_check(result: "Check") -> None:
     over = f"log2({result.over}), {result.over} {', '.join(map(str, result.sizes))}"
     pair = f"{result.parameterization} x {result.optimizer}, lr {result.lr:g}"
     print(f"{pair}: slopes of log2(value at step {result.steps}) over {over}")
-    lines = [[layer, *(cell(rows.get(q)) for q in LETTERS)] for layer, rows in by_layer.items()]
-    print_table(["layer", *LETTERS.values()], lines)
+    lines = [[layer, *(cell(rows.get(q)) for q in QUANTITIES)] for layer, rows in by_layer.items()]
+    print_table(["layer", *(column for column, _ in QUANTITIES.values())], lines)
     print("! outside the tolerance; brackets: shown, not judged; <= the value is an upper bound.")
-    print_conditions(result)
+    print_notes(result)
     for size in result.diverged:
         print(f"diverged at {result.over} {size}")
     print(sentence(result))
@@ -101,29 +98,32 @@ def cell(row: "Row | None") -> str:
     if row is None:
         return ""
     slope = f"{row.slope:+.2f}" + ("" if row.exact else "<=")
-    return f"({slope})" if not row.judged else slope if row.sound else f"{slope}!"
+    return f"({slope})" if row.verdict == "none" else slope if row.sound else f"{slope}!"
 
 
-def print_conditions(result: "Check") -> None:
-    loose = {row.layer: row.input_rms for row in result.rows if row.input_rms is not None}
-    if loose:
-        largest = max(loose, key=lambda layer: loose[layer] or 0)
-        kinds = ", ".join(sorted({layer.rpartition(".")[2] for layer in loose}))
-        print(
-            f"No norm in front of {kinds}: their metrics are conditional on RMS(x) = 1 "
-            f"(the largest input RMS measured: {loose[largest]:.3g}, {largest})."
-        )
+def print_notes(result: "Check") -> None:
+    """What the metrics are conditional on; at the smallest size both bounds of what is composed, and M, R, P."""
+    if loose := [(r.input_rms, r.layer) for r in result.rows if r.input_rms is not None and r.layer[:5] != "head."]:
+        kinds = ", ".join(sorted({layer.rpartition(".")[2] for _, layer in loose}))
+        largest, layer = max(loose)
+        print(f"No norm in front of {kinds}: their metrics are conditional on RMS(x) = 1 ", end="")
+        print(f"(the largest input RMS measured: {largest:.3g}, {layer}).")
+    values = {row.layer: row.values[0] for row in result.rows if row.quantity == "forward"}
+    if values:
+        print(f"At the smallest {result.over}, found by gradient ascent <= forward metric <= composed of the layers:")
+        for layer, (lower, upper) in result.bounds.items():
+            print(f"  {layer}: {lower:.3g} <= forward <= {upper:.3g}")
+        largest, centred, pair = (values[layer] for layer in ("head.M", "head.R", "head"))
+        print(f"  head: M {largest:.3g} (largest logit), R {centred:.3g} <= P {pair:.3g} <= 2R (difference of two)")
 
 
 def sentence(result: "Check") -> str:
-    from abovemup.studies.coordcheck import NORM_TOLERANCE, RMS_TOLERANCE
+    from abovemup.studies.coordcheck import NORM_TOLERANCE, QUANTITIES, RMS_TOLERANCE
 
-    tolerance = (
-        f"role norms within {NORM_TOLERANCE:g}; RMS of residual stream, FFN middle and output < {RMS_TOLERANCE:g}"
-    )
+    held = f"role norms within {NORM_TOLERANCE:g}; RMS of residual stream, FFN middle and output < {RMS_TOLERANCE:g}"
     name = f"{result.parameterization} x {result.optimizer}"
     if result.flat:
-        return f"flat: {name} ({tolerance})"
+        return f"flat: {name} ({held})"
     wrong = sorted((row for row in result.rows if not row.sound), key=lambda row: -abs(row.slope))
-    worst = ", ".join(f"{LETTERS[row.quantity]} of {row.layer} {row.verdict} {row.slope:+.2f}" for row in wrong[:3])
-    return f"not flat: {name}: {len(wrong)} slopes; {worst or 'it diverged'} ({tolerance})"
+    worst = ", ".join(f"{QUANTITIES[w.quantity][0]} of {w.layer} {w.verdict} {w.slope:+.2f}" for w in wrong[:3])
+    return f"not flat: {name}: {len(wrong)} slopes; {worst or 'it diverged'} ({held})"

@@ -1,11 +1,14 @@
 """`abovemup explain`: what a layer, a parameterization or an optimizer is: the page to read next to the post."""
 
+import math
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from abovemup.cli.options import Config, ConfigDir, Debug, Json, Overrides
+from abovemup.cli.routes import print_rows
+from abovemup.cli.routes import rows as table_rows
 
 if TYPE_CHECKING:
     from abovemup.config.schema import Experiment
@@ -29,14 +32,16 @@ F = D = max |g_i|, U = max |dg_i|. Exact, at x = sqrt(d) e_i.""",
     "bias": """b (d_out), y = W x + b. Norm rms(b). "Above MuP", part 3.
 Start: zeros. Step of norm 1: G / rms(G).
 F <= F(W) + rms(b) and U <= U(W) + rms(db): the exact value solves a secular equation. D is that of W.""",
-    "attention": """Logit scale * q.k; scale 1/sqrt(head_dim) under standard, else the base's x base / head_dim: here SCALE.
+    "attention": """Logit scale * q.k. Scale: 1/sqrt(head_dim) under standard, else base x base / head_dim; here SCALE.
 F = max |logit| <= scale head_dim F_q F_k in every head, with F_q = F_k = 1 behind a norm. "Above MuP", part 3.""",
     "standard": """Std of hidden and head falls as 1/sqrt(fan_in), the embedding's does not change; lr and forward
-multipliers stay what they were at the base; attention scale 1/sqrt(head_dim).""",
+multipliers stay what they were at the base; attention scale 1/sqrt(head_dim). No power of the depth.""",
     "mup": """Tensor Programs V (arXiv:2203.03466), table 3. Std falls as 1/sqrt(fan_in) where fan_in and d_out grow, as
-1/fan_in where only fan_in does (the head). lr as n^-e, where the norm of a step grows as n^e in the limit.""",
+1/fan_in where only fan_in does (the head). lr as n^-e, where the norm of a step grows as n^e in the limit.
+Forward multiplier 1 (a tied head: 1/d). No power of the depth.""",
     "above_mup": """"Above MuP", parts 2 and 3: a role's norm is 1 at the start, and that of a step stays what it was.
-lr is multiplied by (norm of a step at the base) / (norm of a step here), for these very shapes.""",
+lr is multiplied by (norm of a step at the base) / (norm of a step here), for these very shapes.
+Forward multiplier 1 (a tied head: 1/d). No power of the depth.""",
     "optimizer": """Each role steps by W <- (1 - lr decay) W - lr x scale x step, with its own rule.
 one_to_rms: G[i] / rms(G[i]); rms_to_inf: that over d; rms: G / rms(G); max_abs: sign(G); sign: sign(G) / d_in;
 adam: its entries, of size about one; spectral: msign(G), and times sqrt(d_out/d_in) rms_to_rms,
@@ -54,10 +59,13 @@ def explain(
     debug: Debug = False,
 ) -> None:
     """Print formula, layout, source and numbers: abovemup explain head model=pocket optimizer=adam"""
-    from abovemup.cli.output import print_json, print_table
+    from abovemup.cli.output import print_json
     from abovemup.config.compose import compose
     from abovemup.config.conf import choices
+    from abovemup.config.errors import RequestError
 
+    if "=" in name:
+        raise RequestError(f"NAME is missing before {name}: a layer, a kind ({', '.join(KINDS)}), mup, scion, ...")
     typed, available = list(overrides or []), choices(config_dir)
     groups = [
         group
@@ -75,8 +83,7 @@ def explain(
         print(f"{page.pop('name')}\n\n" + "\n".join(page.pop("text")))
         for title, rows in page.items():
             print(f"\n{title}:" if rows else f"\n{title}: none in this model")
-            columns = list(rows[0]) if rows else []
-            print_table(columns, ([f"{v:.4g}" if isinstance(v, float) else v for v in r.values()] for r in rows))
+            print_rows(rows)
 
 
 def _page(name: str, e: "Experiment", others: list[str]) -> Page:
@@ -107,26 +114,35 @@ def _page(name: str, e: "Experiment", others: list[str]) -> Page:
 
 
 def _roles(e: "Experiment") -> list[Page]:
-    """How each role steps, and the documented powers of the width (lr_depth: of the depth)."""
-    from abovemup.geometry.exponents import exponents
-
+    """How each role steps, and the powers of the width that init std and lr follow while all widths grow together."""
     rows = []
     for role, rule in vars(e.optimizer.roles).items():
-        powers = vars(exponents(e.parameterization.name, role, rule.norm))
+        std, lr = _powers(e, role, rule.norm)
         scales = {"scale": rule.scale, "lr_scale": getattr(e.optimizer.lr_scale, role)}
-        rows.append({"role": role, "rule": rule.norm, **scales} | {f"{k}^": float(v) for k, v in powers.items()})
+        rows.append({"role": role, "rule": rule.norm, **scales, "init std ~ n^": std, "lr ~ n^": lr})
     return rows
+
+
+def _powers(e: "Experiment", role: str, rule: str) -> tuple[float, float]:
+    """Of the width ratio n, from four times the base width; powers of the depth there are none."""
+    from abovemup.geometry.parameterization import init_norm, init_std, lr_multiplier
+
+    if role in ("gain", "bias"):
+        return 0.0, 0.0
+    name, d = e.parameterization.name, e.parameterization.base_width
+    base, grown = (
+        ((d, d), (4 * d, 4 * d)) if role == "hidden" else ((e.model.vocab_size, d), (e.model.vocab_size, 4 * d))
+    )
+    std = init_norm(name, "exact", role, grown, base) * init_std("exact", role, grown) / init_std("exact", role, base)
+    powers = (math.log(ratio, 4) for ratio in (std, lr_multiplier(name, role, rule, grown, base)))
+    first, second = (round(power, 6) + 0.0 for power in powers)
+    return first, second
 
 
 def _rows(e: "Experiment", routes: "list[Route]") -> list[Page]:
     """The numbers of each parameter, of layers that are alike those of the first."""
-    from abovemup.geometry.parameterization import init_std, step_norm
-
     first: dict[str, Page] = {}
-    for r in routes:
-        std = init_std(e.model.init, r.role, r.shape) * r.init
-        step = step_norm(r.rule, r.role, r.shape) * r.scale * r.lr_mult
-        row: Page = {"shape": r.shape, "base": r.base, "norm": r.norm, "init norm": r.init, "init std": std}
-        row |= {"rule": r.rule, "lr x": r.lr_mult, "step norm / lr": step, "forward": r.forward}
-        first.setdefault(re.sub(r"[.][0-9]+[.]", "..", r.name) + str(row), {"parameter": r.name, **row})
+    for row in table_rows(e, routes):
+        rest = [value for name, value in row.items() if name != "parameter"]
+        first.setdefault(re.sub(r"[.][0-9]+[.]", "..", row["parameter"]) + str(rest), row)
     return list(first.values())

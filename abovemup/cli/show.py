@@ -7,7 +7,6 @@ from abovemup.cli.options import Config, ConfigDir, Debug, Json, Overrides
 
 if TYPE_CHECKING:
     from abovemup.config.schema import Experiment
-    from abovemup.optim.routing import Route
 
 
 def show(
@@ -19,7 +18,7 @@ def show(
 ) -> None:
     """Print the resolved configuration and the routing table: how every parameter starts and steps."""
     from abovemup.cli.output import print_json
-    from abovemup.cli.routes import sizes
+    from abovemup.cli.routes import decay, print_rows, rows, sizes
     from abovemup.config.compose import compose
     from abovemup.training.routes import table
 
@@ -27,14 +26,14 @@ def show(
     routes = table(experiment)
     count = sizes(routes).parameters
     if json:
-        rows = [asdict(route) | {"weight_decay": _decay(route)} for route in routes]
-        print_json({"config": asdict(experiment), "base": _base(experiment), "parameters": count, "routing": rows})
+        routing = [asdict(route) | {"weight_decay": decay(route)} for route in routes]
+        print_json({"config": asdict(experiment), "base": _base(experiment), "parameters": count, "routing": routing})
         return
     _print_settings(experiment)
     print()
     _print_base(experiment)
     print()
-    _print_routes(routes)
+    print_rows(rows(experiment, routes))
     print(f"\n{count:,} parameters")
 
 
@@ -68,39 +67,10 @@ def _base(e: "Experiment") -> dict[str, Any]:
 
 def _print_base(e: "Experiment") -> None:
     base = _base(e)
-    ratios = ", ".join(f"{name} {e_} (x {base['ratio'][name]:g})" for name, e_ in base["base"].items())
+    ratios = ", ".join(f"{name} {size} (x {base['ratio'][name]:g})" for name, size in base["base"].items())
     print(f"base: {ratios}")
     if all(ratio == 1 for name, ratio in base["ratio"].items() if name != "depth"):
         print(f"The model is its own base: parameterization={e.parameterization.name} has no effect.")
     residual = base["residual"]
     print(f"attention scale: {base['attention_scale']:g}")
     print(f"residual: {residual['stream']:g} x stream + {residual['block']:g} x block")
-
-
-def _print_routes(routes: "list[Route]") -> None:
-    from abovemup.cli.output import print_table
-
-    columns = [
-        *("parameter", "shape", "role", "norm", "init", "forward"),
-        *("step", "scale", "lr x", "weight decay", "momentum", "optimizer"),
-    ]
-    print_table(
-        columns,
-        (
-            (
-                *(r.name, r.shape, r.role, r.norm, f"{r.init:.4g}", f"{r.forward:g}"),
-                *(r.rule, f"{r.scale:g}", f"{r.lr_mult:g}", _control(r), f"{r.momentum:g}", r.optimizer),
-            )
-            for r in routes
-        ),
-    )
-
-
-def _control(route: "Route") -> str:
-    kind = "" if route.norm_control == "decay" else f" {route.norm_control}"
-    return f"{_decay(route):g}{kind}"
-
-
-def _decay(route: "Route") -> float:
-    """As in W <- (1 - lr(t) * weight_decay) W: a route holds it over its lr multiplier."""
-    return route.weight_decay * route.lr_mult

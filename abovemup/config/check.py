@@ -1,79 +1,10 @@
-"""What a run may be: ranges of single keys, and keys that must fit together. Refused before anything is built."""
+"""Keys that must fit together, and names that must name something. Refused before anything is built."""
 
-import math
 import re
-import sys
-from collections.abc import Iterator
-from typing import Any
 
 from abovemup.config.errors import RequestError
-from abovemup.config.resolve import cores, ids, nearest_divisors
-from abovemup.config.schema import ROLES, Experiment
-from abovemup.config.values import RATIOS, is_open, ratio
-
-Tree = dict[str, Any]
-_ABOVE_0 = sys.float_info.min
-# Least, most, keys; * is each role. No sane run is near the most: beyond it something would overflow, or never end.
-_RANGES: list[tuple[float, float, str]] = [
-    (1, 2**20, "model.width model.heads model.kv_heads model.head_dim model.base.width model.base.head_dim"),
-    (1, 2**20, "parameterization.base_width parameterization.base_head_dim train.batch_size train.micro_batch"),
-    (1, 2**20, "parameterization.base_kv_heads eval.batch checkpoint.keep data.branching"),
-    (2, 2**20, "data.states"),
-    (1, 10_000, "model.depth model.base.depth parameterization.base_depth"),
-    (1, 2**22, "model.vocab_size tokenizer.vocab_size"),
-    (1, 2**24, "model.ffn parameterization.base_ffn train.seq_len"),
-    (1, 2**30, "eval.tokens"),
-    (1, 2**40, "train.steps tracking.every"),
-    (1, 2**60, "train.tokens"),
-    (1, 1024, "train.threads"),
-    (1, 1000, "optimizer.msign.steps"),
-    (0, 2**40, "schedule.warmup schedule.decay"),
-    (0, 2**63 - 1, "train.seed data.seed"),
-    (0, 10**6, "optimizer.weight_decay optimizer.roles.*.weight_decay"),
-    (_ABOVE_0, 10**6, "optimizer.lr optimizer.lr_scale.* optimizer.roles.*.scale optimizer.eps model.norm_eps"),
-    (_ABOVE_0, 10**12, "model.rope_theta"),
-    (_ABOVE_0, math.inf, "optimizer.clip"),
-]
-_HINTS = {
-    "optimizer.lr": " For example 2^-4.",
-    "optimizer.eps": " For example 1e-20.",
-    "optimizer.clip": " For example 1.0, or null: off.",
-    "train.threads": f" This machine has {cores()} cores.",
-}
-
-
-def check_ranges(tree: Tree) -> None:
-    """Each key of a coerced tree by itself; open values pass. Raises RequestError with the nearest allowed value."""
-    for key, most_ratio in RATIOS.items():
-        [(_, value)] = _values(tree, key)
-        share = ratio(value)
-        if share is not None and not 0 < share <= most_ratio:
-            raise RequestError(f"{key}={value}: a ratio is above 0 and at most {most_ratio}.")
-    for least, most, keys in _RANGES:
-        for key, value in _values(tree, keys):
-            if is_open(key, value) or not isinstance(value, int | float) or least <= value <= most:
-                continue
-            near = least if value < least else most
-            need = "above 0" if near == _ABOVE_0 else f"at {'least' if near == least else 'most'} {near}: use {near}"
-            shown = f"{value:g}" if isinstance(value, float) else value
-            raise RequestError(f"{key}={shown} must be {need}.{_HINTS.get(key, '')}")
-    for key, value in _values(tree, "optimizer.momentum optimizer.beta2 optimizer.roles.*.momentum"):
-        if value is not None and not 0 <= value < 1:
-            near = 0 if value < 0 else 0.99
-            raise RequestError(f"{key}={value:g} must be at least 0 and below 1 (0.9 keeps 90 %): use {near}.")
-    final = tree["schedule"]["final"]
-    if not 0 <= final <= 1:
-        raise RequestError(f"schedule.final={final:g} is a fraction of the peak: use {0 if final < 0 else 1}.")
-
-
-def _values(tree: Tree, keys: str) -> Iterator[tuple[str, Any]]:
-    for pattern in keys.split():
-        for role in ROLES if "*" in pattern else ROLES[:1]:
-            key = pattern.replace("*", role)
-            value: Any = tree
-            for name in key.split("."):
-                value = value.get(name) if isinstance(value, dict) else None
-            yield key, value
+from abovemup.config.resolve import ids, nearest_divisors
+from abovemup.config.schema import Experiment
 
 
 def check_relations(experiment: Experiment) -> None:
@@ -109,22 +40,19 @@ def _tokenizer(e: Experiment) -> None:
         raise RequestError(f"tokenizer.vocab_size={t.vocab_size}: tokenizer=byte has 257. To pad: model.vocab_size.")
     if t.name == "bpe" and t.vocab_size < 257:
         raise RequestError(f"tokenizer.vocab_size={t.vocab_size}: a byte-level BPE has at least 257 ids: use 257.")
-    if t.name == "hf" and t.path is None:
-        raise RequestError("tokenizer=hf reads a tokenizer.json: set tokenizer.path.")
-    if t.name != "hf" and t.path is not None:
-        raise RequestError(f"tokenizer.path={t.path} is for tokenizer=hf, not tokenizer={t.name}: add tokenizer=hf.")
     least = ids(vars(e.data), vars(t))
     if vocab < least:
         whose = "data.states + 1 =" if e.data.name == "synthetic" else "the tokenizer's"
         raise RequestError(f"model.vocab_size={vocab} is below {whose} {least}: use {least} or more.")
-    if not 2 <= e.data.branching <= e.data.states:
-        between = f"from 2 to data.states={e.data.states}"
-        near = min(max(2, e.data.branching), e.data.states)
-        raise RequestError(f"data.branching={e.data.branching} must be {between}: use {near}.")
-    if e.data.name == "text" and e.data.path is None:
-        raise RequestError("data=text reads a file or a folder: set data.path.")
-    if e.data.name != "text" and e.data.path is not None:
-        raise RequestError(f"data.path={e.data.path} is read by data=text, not by data={e.data.name}: add data=text.")
+    if e.data.branching > e.data.states:
+        most = f"data.states={e.data.states}"
+        raise RequestError(f"data.branching={e.data.branching} must be at most {most}: use {e.data.states}.")
+    for group, reader, name, path in (("data", "text", e.data.name, e.data.path), ("tokenizer", "hf", t.name, t.path)):
+        if name == reader and path is None:
+            raise RequestError(f"{group}={reader} reads a file or a folder: set {group}.path.")
+        if name != reader and path is not None:
+            whose = f"is for {group}={reader}, not {group}={name}"
+            raise RequestError(f"{group}.path={path} {whose}: add {group}={reader}.")
 
 
 def _train(e: Experiment) -> None:

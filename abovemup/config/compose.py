@@ -7,16 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from abovemup.config.check import check_ranges, check_relations
+from abovemup.config.check import check_relations
 from abovemup.config.conf import GROUPS, Choices, choices, conf_dir
 from abovemup.config.diff import leaves
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
-from abovemup.config.keys import SECTIONS, did_you_mean, is_key, unknown_key
-from abovemup.config.overrides import Typed, parse
+from abovemup.config.keys import SECTIONS, did_you_mean, keys, unknown_key
+from abovemup.config.overrides import Asked, parse
 from abovemup.config.resolve import resolve
 from abovemup.config.schema import Experiment
-from abovemup.config.values import build, coerce
+from abovemup.config.values import coerce
 
 Tree = dict[str, Any]
 # The keys a preset sets in these groups are about the choice it makes there (an lr belongs to its optimizer), so
@@ -34,14 +34,14 @@ def compose(overrides: list[str], config_file: Path | None = None, config_dir: P
     """
     available = choices(config_dir)
     typed = parse(overrides, available)
-    file = _File(config_file, available, typed) if config_file else None
-    tree, chosen, notes = _hydra({**(file.choices if file else {}), **typed.groups}, typed, config_dir)
-    if file:
-        file.lay_over(tree)
-        chosen = {**chosen, **file.written_choices, **typed.groups}
-    for key, value in typed.keys.items():
-        _set(tree, key, value)
-    _settle(tree, typed, file)
+    file = _read(config_file, available, typed) if config_file else Asked()
+    groups = {**file.groups, **typed.groups}
+    tree, chosen, notes = _hydra({g: c for g, c in groups.items() if c in available[g]}, typed, config_dir)
+    chosen |= groups
+    for layer in (file.keys, typed.keys):
+        for key, value in layer.items():
+            _set(tree, key, value)
+    _settle(tree, [typed.keys, file.keys])
     tree = _interpolate(tree)
     sentences = tree.get("cannot_match") or []
     tree |= {
@@ -49,39 +49,65 @@ def compose(overrides: list[str], config_file: Path | None = None, config_dir: P
         "cannot_match": list(sentences.values()) if isinstance(sentences, dict) else sentences,
         "choices": {group: chosen[group] for group in GROUPS},
     }
-    tree = coerce(Experiment, tree)
+    opened: Tree = {}
+    tree = coerce(Experiment, tree, opened=opened)
     tree["cannot_match"] += notes
-    check_ranges(tree)
-    tree["derived"] = resolve(tree)
-    check_ranges(tree)  # what follows has the same bounds
-    experiment: Experiment = build(Experiment, coerce(Experiment, tree, opened=False))
+    resolve(tree)
+    # The number of threads is in the last bits of a run: one that is repeated elsewhere, or wider, keeps it.
+    tree["derived"] = {key: how for key, how in opened.items() if key != "train.threads"}
+    experiment: Experiment = coerce(Experiment, tree)  # what followed has the same bounds
     check_relations(experiment)
     return experiment
 
 
-def _hydra(groups: dict[str, str], typed: Typed, config_dir: Path | None) -> tuple[Tree, dict[str, str], list[str]]:
+def _read(path: Path, available: Choices, typed: Asked) -> Asked:
+    """What a YAML file asks for that lies over the composed tree: a run's config.yaml, or a part of one."""
+    if "experiment" in typed.groups:
+        preset = f"experiment={typed.groups['experiment']}"
+        raise RequestError(f"{preset} sets everything, and so does {path}: drop one of them.")
+    tree = read_yaml(path)
+    for name, kind in (("cannot_match", list), ("derived", dict), ("choices", dict)):
+        if not isinstance(tree.get(name) or kind(), kind):
+            raise RequestError(f"{path}: {name}={tree[name]}: expected a {kind.__name__}.")
+    opened = tree.pop("derived", None) or {}
+    written = {"experiment": tree.pop("experiment", None), **(tree.pop("choices", None) or {})}
+    groups = {str(group): str(choice) for group, choice in written.items() if choice is not None}
+    # An empty section is none, and one whose group was typed is composed again.
+    found = {k: v for k, v in leaves(tree) if not (k in SECTIONS and not v) and k.partition(".")[0] not in typed.groups}
+    known = {*keys(), *SECTIONS, *(f"{group}.name" for group in GROUPS), "cannot_match"}
+    if unknown := [key for key in found if key not in known]:
+        raise RequestError(f"{path}: {unknown_key(unknown[0])}")
+    for group, choice in groups.items():
+        if group not in GROUPS:
+            raise RequestError(f"{path}: unknown group {group} in its choices.{did_you_mean(group, list(GROUPS))}")
+        # A run's own file is whole without the choices that made it; without its preset, if nothing is composed again.
+        whole = group in typed.groups or f"{group}.name" in found
+        if group == "experiment":
+            whole = not typed.groups and "model.name" in found
+        if choice not in available[group] and not whole:
+            near = did_you_mean(choice, available[group])
+            raise RequestError(f"{path}: {group}={choice}: no such choice.{near} Your own needs --config-dir.")
+    return Asked(groups, found | {key: how for key, how in opened.items() if key in found})
+
+
+def _hydra(groups: dict[str, str], typed: Asked, config_dir: Path | None) -> tuple[Tree, dict[str, str], list[str]]:
     """The composed tree, the choices made, and a sentence for each group whose preset settings do not apply."""
-    tree, chosen = _hydra_compose(groups, config_dir)
-    others = [g for g in typed.groups if g in _BELONG_TO_CHOICE]
-    if chosen["experiment"] == "demo" or not others:
-        return tree, chosen, []
-    _, preset = _hydra_compose({"experiment": chosen["experiment"]}, config_dir)
-    bare, _ = _hydra_compose({**groups, "experiment": "demo"}, config_dir)
+    tree, chosen = map(dict, _composed(tuple(groups.items()), config_dir))
     notes = []
-    for group in others:
-        if chosen[group] != preset[group] and tree[group] != bare[group]:
-            tree[group] = bare[group]
-            instead = f"{group}={chosen[group]} instead of {preset[group]}"
-            notes.append(f"{instead}: the preset's {group} settings do not apply.")
-    return tree, chosen, notes
-
-
-def _hydra_compose(groups: dict[str, str], config_dir: Path | None) -> tuple[Tree, dict[str, str]]:
-    return copy.deepcopy(_hydra_composed(tuple(groups.items()), config_dir))
+    others = [group for group in typed.groups if group in _BELONG_TO_CHOICE]
+    if others and chosen["experiment"] != "demo":
+        _, preset = _composed((("experiment", chosen["experiment"]),), config_dir)
+        bare, _ = _composed(tuple({**groups, "experiment": "demo"}.items()), config_dir)
+        for group in others:
+            if chosen[group] != preset[group] and tree[group] != bare[group]:
+                tree[group] = bare[group]
+                instead = f"{group}={chosen[group]} instead of {preset[group]}"
+                notes.append(f"{instead}: the preset's {group} settings do not apply.")
+    return copy.deepcopy(tree), chosen, notes
 
 
 @cache
-def _hydra_composed(groups: tuple[tuple[str, str], ...], config_dir: Path | None) -> tuple[Tree, dict[str, str]]:
+def _composed(groups: tuple[tuple[str, str], ...], config_dir: Path | None) -> tuple[Tree, dict[str, str]]:
     """Kept: YAML files do not change meanwhile, and one process may compose many cells of a grid."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -97,75 +123,19 @@ def _hydra_composed(groups: tuple[tuple[str, str], ...], config_dir: Path | None
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = hydra_compose("config", overrides=overrides, return_hydra_config=True)
         chosen = {group: str(config.hydra.runtime.choices[group]) for group in GROUPS}
-        tree = OmegaConf.to_container(config)
+        tree: Any = OmegaConf.to_container(config)
     except (HydraException, OmegaConfBaseException, YAMLError, ValueError, OSError, RecursionError) as error:
         asked = ", ".join(f"{group}={choice}" for group, choice in groups)
         raise RequestError(f"the configuration ({asked}) does not compose: {_one_line(error)}") from error
-    assert isinstance(tree, dict)
     if isinstance(tree.get("experiment"), dict):
         missing = "its first line must be `# @package _global_`"
         raise RequestError(f"{config_dir}/experiment/{chosen['experiment']}.yaml: {missing}, or it sets nothing.")
     del tree["hydra"]
-    return {str(key): value for key, value in tree.items()}, chosen
+    return tree, chosen
 
 
-class _File:
-    """A YAML file that lies over the composed tree: a run's config.yaml, or a part of one."""
-
-    def __init__(self, path: Path, available: Choices, typed: Typed):
-        self.path = path
-        if "experiment" in typed.groups:
-            preset = f"experiment={typed.groups['experiment']}"
-            raise RequestError(f"{preset} sets everything, and so does {path}: drop one of them.")
-        tree = read_yaml(path)
-        for name, kind in (("cannot_match", list), ("derived", dict), ("choices", dict)):
-            if not isinstance(tree.get(name) or kind(), kind):
-                expected = "a list" if kind is list else "keys and values"
-                raise RequestError(f"{path}: {name}={tree[name]}: expected {expected}.")
-        self.cannot_match = tree.pop("cannot_match", None)
-        opened = tree.pop("derived", None) or {}
-        written = tree.pop("choices", None) or {}
-        if "experiment" in tree:
-            written = {"experiment": tree.pop("experiment"), **written}
-        self.written_choices = {str(group): str(choice) for group, choice in written.items()}
-        for group in self.written_choices:
-            if group not in GROUPS:
-                raise RequestError(f"{path}: unknown group {group} in its choices.{did_you_mean(group, list(GROUPS))}")
-        self.choices = {g: c for g, c in self.written_choices.items() if c in available[g]}
-        missing = {g: c for g, c in self.written_choices.items() if c not in available[g]}
-        if "experiment" in missing and typed.groups:
-            preset = f"experiment={missing['experiment']}"
-            raise RequestError(f"{path} was made with {preset}, which is not here: add --config-dir.")
-        kept = ((k, v) for k, v in leaves(tree) if k.partition(".")[0] not in typed.groups)
-        self.values = {k: v for k, v in kept if not (k in SECTIONS and v in ({}, None))}  # an empty section is none
-        for key in self.values:
-            self._check(key)
-        for group, choice in missing.items():
-            if group not in typed.groups and group != "experiment" and f"{group}.name" not in self.values:
-                near = did_you_mean(choice, available[group])
-                raise RequestError(f"{path}: {group}={choice}: no such choice.{near} Your own needs --config-dir.")
-        self.values |= {key: value for key, value in opened.items() if key in self.values}
-
-    def _check(self, key: str) -> None:
-        if key in SECTIONS:
-            choice = f"choices: {{{key}: {self.values[key]}}}"
-            raise RequestError(f"{self.path}: {key} is a section. A choice is written {choice}.")
-        group, _, rest = key.partition(".")
-        if not is_key(key) and not (group in GROUPS and rest == "name"):
-            raise RequestError(f"{self.path}: {unknown_key(key)}")
-
-    def lay_over(self, tree: Tree) -> None:
-        if any(key == "optimizer.args" or key.startswith("optimizer.args.") for key in self.values):
-            tree["optimizer"]["args"] = {}
-        for key, value in self.values.items():
-            _set(tree, key, value)
-        if self.cannot_match is not None:
-            tree["cannot_match"] = self.cannot_match
-
-
-def _settle(tree: Tree, typed: Typed, file: _File | None) -> None:
+def _settle(tree: Tree, layers: list[Tree]) -> None:
     """Of two keys that say the same, the one that was set last counts: the other opens, whatever it was before."""
-    layers = [typed.keys, file.values if file else {}]
     for first, second in (("train.steps", "train.tokens"), ("model.heads", "model.head_dim"), ("run.name", "run.dir")):
         for layer in layers:
             given = [key for key in (first, second) if layer.get(key) is not None]
@@ -177,17 +147,15 @@ def _settle(tree: Tree, typed: Typed, file: _File | None) -> None:
                 break
 
 
-def _interpolate(tree: Tree) -> Tree:
+def _interpolate(tree: Any) -> Any:
     """Hydra's `${other.key}`, resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True, throw_on_missing=True)
+        return OmegaConf.to_container(OmegaConf.create(tree), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise RequestError(f"the configuration does not resolve: {_one_line(error)}") from error
-    assert isinstance(resolved, dict)
-    return {str(key): value for key, value in resolved.items()}
 
 
 def _set(tree: Tree, key: str, value: Any) -> None:

@@ -22,9 +22,10 @@ def flatten(experiment: Experiment) -> Iterator[tuple[str, Any]]:
 
 
 def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything in a nested dict that is no dict with something in it."""
+    """(dotted key, value) of everything in a nested dict that is no dict with something in it, or optimizer.args."""
     for name, value in tree.items():
-        if isinstance(value, dict) and value:
-            yield from leaves(value, f"{path}{name}.")
+        key = f"{path}{name}"
+        if isinstance(value, dict) and value and key != "optimizer.args":
+            yield from leaves(value, f"{key}.")
         else:
-            yield f"{path}{name}", value
+            yield key, value

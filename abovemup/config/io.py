@@ -7,7 +7,7 @@ from typing import Any
 
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
-from abovemup.config.values import build, coerce
+from abovemup.config.values import coerce
 
 
 def save(experiment: Experiment, path: Path) -> None:
@@ -29,10 +29,11 @@ def write_whole(path: Path, text: str) -> None:
 
 def load(path: Path) -> Experiment:
     """The experiment that `save` wrote, exactly. Raises RequestError when the file is missing, broken or incomplete."""
+    tree = read_yaml(path)
     try:
-        experiment: Experiment = build(Experiment, coerce(Experiment, read_yaml(path), opened=False))
+        experiment: Experiment = coerce(Experiment, tree)
     except RequestError as error:
-        raise error if str(path) in str(error) else RequestError(f"{path}: {error}") from error
+        raise RequestError(f"{path}: {error}") from error
     return experiment
 
 

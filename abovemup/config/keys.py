@@ -3,40 +3,24 @@
 import dataclasses
 from difflib import get_close_matches
 from functools import cache
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from abovemup.config.conf import GROUPS
+from abovemup.config.diff import leaves
 from abovemup.config.schema import Experiment
 
 SECTIONS = tuple(f.name for f in dataclasses.fields(Experiment) if dataclasses.is_dataclass(f.type))
-FREE = "optimizer.args"  # what a user's own optimizer takes: any key below it
 
 
 @cache
 def keys() -> dict[str, Any]:
     """Every key that can be set -> its type. A group's `name` is not one: it follows the choice."""
-    found: dict[str, Any] = {}
-    for section in SECTIONS:
-        _collect(get_type_hints(Experiment)[section], section, found)
-    return {key: kind for key, kind in found.items() if not (key.endswith(".name") and key.partition(".")[0] in GROUPS)}
+    kinds = {key: kind for key, kind in leaves(_kinds(Experiment)) if "." in key}
+    return {key: kind for key, kind in kinds.items() if key not in {f"{group}.name" for group in GROUPS}}
 
 
-def _collect(cls: Any, path: str, found: dict[str, Any]) -> None:
-    for name, kind in get_type_hints(cls).items():
-        if dataclasses.is_dataclass(kind):
-            _collect(kind, f"{path}.{name}", found)
-        else:
-            found[f"{path}.{name}"] = kind
-
-
-def takes_text(kind: Any) -> bool:
-    """Whether plain text is a value of this type: str, or str | None."""
-    return kind is str or (get_origin(kind) is UnionType and str in get_args(kind) and int not in get_args(kind))
-
-
-def is_key(key: str) -> bool:
-    return key in keys() or key.startswith(FREE + ".")
+def _kinds(cls: Any) -> dict[str, Any]:
+    return {k: _kinds(kind) if dataclasses.is_dataclass(kind) else kind for k, kind in get_type_hints(cls).items()}
 
 
 def nearest(name: str, among: list[str]) -> list[str]:

@@ -11,46 +11,40 @@ _SCALED = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKMBT])")
 
 def parse_int(value: object) -> int:
     """An integer from 64, "64", "1e6", 1e6, "10M", "16k" (16,000) or "2^20". Raises ValueError for anything else."""
-    if isinstance(value, bool):
-        raise ValueError("not an integer")
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str):
-        text = value.strip().replace("_", "")
-        if re.fullmatch(r"[+-]?\d+", text):
-            return int(text)
-        power = _POWER.fullmatch(text)
-        if power and power[1].lstrip("+-").isdigit() and power[2].lstrip("+").isdigit():
-            parse_float(text)  # refuses what is beyond a float, before it is computed
-            return int(int(power[1]) ** int(power[2]))
-    number = parse_float(value)
-    if not number.is_integer():
+    number = _parse(value)
+    if isinstance(number, float) and not number.is_integer():
         raise ValueError("not an integer")
     return int(number)
 
 
 def parse_float(value: object) -> float:
     """A finite float from 0.1, "1e-3", "2^-4", "2**-4", "2^-4.5" or "10M". Raises ValueError for anything else."""
+    return float(_parse(value))
+
+
+def _parse(value: object) -> int | float:
+    """Exact where it is written as an integer."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError("not a number")
     try:
-        number = _float(value.strip().replace("_", "")) if isinstance(value, str) else float(value)
-    except (OverflowError, ZeroDivisionError) as error:
-        raise ValueError("not a finite number") from error
-    if not math.isfinite(number):
-        raise ValueError("not a finite number")
-    return number
+        number = _read(value.strip().replace("_", "")) if isinstance(value, str) else value
+        if math.isfinite(number):
+            return number
+    except (OverflowError, ZeroDivisionError):
+        pass
+    raise ValueError("not a finite number")
 
 
-def _float(text: str) -> float:
+def _read(text: str) -> int | float:
     if power := _POWER.fullmatch(text):
-        number = float(power[1]) ** float(power[2])
+        number = float(power[1]) ** float(power[2])  # refuses what is beyond a float, before it is computed exactly
         if isinstance(number, complex):
             raise ValueError("not a number")
-        return float(number)
+        whole = number.is_integer() and "." not in text
+        return int(int(power[1]) ** int(power[2])) if whole and int(power[2]) >= 0 else number
     if scaled := _SCALED.fullmatch(text):
         return float(Decimal(scaled[1]) * _SUFFIX[scaled[2]])  # Decimal: 0.7k is 700 exactly
     try:
-        return float(text)
+        return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
     except ValueError as error:
         raise ValueError("not a number") from error

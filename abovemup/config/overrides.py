@@ -5,30 +5,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from abovemup.config.conf import GROUPS, Choices
+from abovemup.config.diff import leaves
 from abovemup.config.errors import RequestError
-from abovemup.config.keys import SECTIONS, did_you_mean, is_key, keys, nearest, takes_text, unknown_key
+from abovemup.config.keys import SECTIONS, did_you_mean, keys, unknown_key
 
 _NUMBERISH = re.compile(r"[+-]?[\d.]+\s*(\^|\*\*)\s*[+-]?[\d.]+(tok)?")  # what Hydra's grammar rejects or takes as text
 
 
 @dataclass
-class Typed:
+class Asked:
     groups: dict[str, str] = field(default_factory=dict)
     keys: dict[str, Any] = field(default_factory=dict)
 
 
-def parse(overrides: list[str], choices: Choices) -> Typed:
+def parse(overrides: list[str], choices: Choices) -> Asked:
     """Sorts overrides into group choices and key values. Raises RequestError, naming the nearest right name."""
-    typed = Typed()
+    typed = Asked()
     for text in overrides:
         key, value = _split(text, choices)
+        section, _, rest = key.partition(".")
         if key in typed.groups or key in typed.keys:
             raise RequestError(f"{key} is given twice: keep one.")
         if key in GROUPS:
-            typed.groups[key] = _choice(key, value, choices)
-        else:
-            _check_key(key, text)
-            typed.keys[key] = _value(key, value)
+            if value not in choices[key]:
+                hint = did_you_mean(value, choices[key])
+                raise RequestError(f"{key}={value}: no such choice.{hint} Choices: {', '.join(choices[key])}.")
+            typed.groups[key] = value
+        elif section in GROUPS and rest == "name":
+            raise RequestError(f"{text}: the name follows the choice. Use {section}=...")
+        elif section not in SECTIONS:
+            raise RequestError(unknown_key(key))
+        else:  # within a section, the schema finds what is unknown
+            typed.keys |= leaves({key: _value(key, value)})
     return typed
 
 
@@ -36,11 +44,9 @@ def _split(text: str, choices: Choices) -> tuple[str, str]:
     if text.startswith("~"):
         raise RequestError(f"{text}: nothing can be deleted. Set the key to another value (null opens it).")
     key, equals, value = text.partition("=")
-    key = key.lstrip("+").strip() if key.startswith(("+", "++")) else key.strip()
+    key = key.strip().lstrip("+").strip()
     if not equals or not key:
         raise RequestError(f"{text}: not KEY=VALUE.{_bare_word(text, choices)}")
-    if re.match(r"hydra\b", key):
-        raise RequestError(f"{text}: Hydra only composes here. The run's own folder is run.dir.")
     return key, value.strip()
 
 
@@ -49,33 +55,10 @@ def _bare_word(text: str, choices: Choices) -> str:
         return f" Choose one of {', '.join(choices[text])}: {text}=..."
     if text in SECTIONS:
         return f" Set a key in it: {text}.KEY=..."
-    named: dict[str, list[str]] = {}
-    for group in GROUPS:
-        for name in choices[group]:
-            named.setdefault(name, []).append(f"{group}={name}")
-    if near := nearest(text, list(named)):
-        return f" Did you mean {' or '.join(named[near[0]])}?"
+    named = [f"{group}.{name}" for group in GROUPS for name in choices[group]]
+    if "." not in text and (near := did_you_mean(text, named)):
+        return near.replace(".", "=")
     return did_you_mean(text, [*keys(), *GROUPS]).replace("?", "=...?")
-
-
-def _choice(group: str, name: str, choices: Choices) -> str:
-    if name not in choices[group]:
-        hint = did_you_mean(name, choices[group])
-        raise RequestError(f"{group}={name}: no such choice.{hint} Choices: {', '.join(choices[group])}.")
-    return name
-
-
-def _check_key(key: str, text: str) -> None:
-    if is_key(key):
-        return
-    group, _, rest = key.partition(".")
-    if group in GROUPS and rest == "name":
-        raise RequestError(f"{text}: the name follows the choice. Use {group}=...")
-    if key in SECTIONS or any(known.startswith(key + ".") for known in keys()):
-        below = (known.removeprefix(key + ".") for known in keys() if known.startswith(key + "."))
-        inside = dict.fromkeys(known.partition(".")[0] for known in below)
-        raise RequestError(f"{text}: {key} is a section. Set a key in it: {key}.{{{','.join(inside)}}}=...")
-    raise RequestError(unknown_key(key))
 
 
 def _value(key: str, text: str) -> Any:
@@ -85,8 +68,7 @@ def _value(key: str, text: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    kind = keys().get(key)
-    literal = kind is not None and takes_text(kind)
+    literal = keys().get(key) in (str, str | None)
     try:
         override = OverridesParser.create().parse_override(f"{key}={text}")
     except (HydraException, ValueError) as error:  # ValueError: an integer of 5000 digits

@@ -2,13 +2,14 @@
 
 import json
 import os
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 from abovemup.config.cadence import token_count
 from abovemup.config.errors import RequestError
-from abovemup.config.values import is_open, ratio
+from abovemup.config.values import ratio
 
 Tree = dict[str, Any]
 FFN = Fraction(11, 4)  # the paper's 2.75, exact
@@ -16,13 +17,8 @@ EVAL_TOKENS, EVAL_DOCUMENTS = 2**17, 200
 _SMALL = 256  # width below which one thread is faster than several
 
 
-def resolve(tree: Tree) -> dict[str, Any]:
-    """Closes every open value of a coerced tree in place; returns key -> how it was open.
-
-    `train.threads` is closed for good: the number of threads is in the last bits of a run, so a config that is
-    repeated on another machine, or with another width, keeps it.
-    """
-    derived = {key: value for key, value in _open_values(tree) if key != "train.threads"}
+def resolve(tree: Tree) -> None:
+    """Closes every open value of a coerced tree, in place."""
     _tokenizer(tree["tokenizer"])
     written = dict(tree["model"])
     _model(tree["model"], ids(tree["data"], tree["tokenizer"]))
@@ -31,17 +27,6 @@ def resolve(tree: Tree) -> dict[str, Any]:
     _schedule(tree["schedule"], tree["train"])
     if tree["eval"]["tokens"] is None:
         tree["eval"]["tokens"] = max(EVAL_TOKENS, EVAL_DOCUMENTS * tree["train"]["seq_len"])
-    return derived
-
-
-def _open_values(tree: Tree) -> list[tuple[str, Any]]:
-    return [
-        (f"{section}.{name}", value)
-        for section, values in tree.items()
-        if isinstance(values, dict)
-        for name, value in values.items()
-        if is_open(f"{section}.{name}", value)
-    ]
 
 
 def ids(data: Tree, tokenizer: Tree) -> int:
@@ -65,30 +50,30 @@ def _model(model: Tree, vocab: int) -> None:
 
 def _base(base: Tree, model: Tree, written: Tree) -> None:
     """The base's shape where it is open. What was written as a number is the same there, what was open follows from
-    the base's width: heads as many as fit it (at least one), kv heads and ffn by the same ratio of it."""
+    the base's width: heads as many as fit it (at least one), kv heads and ffn by the same ratio of it. RequestError."""
     for name, value in model["base"].items():
         if base[f"base_{name}"] is None:
             base[f"base_{name}"] = value
     queries = Fraction(model["heads"] * model["head_dim"], model["width"]) * base["base_width"]
     heads = max(1, round(queries / base["base_head_dim"]))
     if base["base_kv_heads"] is None:
-        base["base_kv_heads"] = _kv_heads(written["kv_heads"], heads)
+        base["base_kv_heads"] = min(heads, _kv_heads(written["kv_heads"], heads))
+    elif base["base_kv_heads"] > heads:
+        raise RequestError(f"parameterization.base_kv_heads={base['base_kv_heads']}: the base has {heads} heads.")
     if base["base_ffn"] is None:
         base["base_ffn"] = _ffn(written["ffn"], base["base_width"])
 
 
 def _split(width: int, key: str, value: int) -> int:
     """width / value: heads from head_dim or head_dim from heads, where head_dim is even (RoPE turns pairs)."""
-    pairs = 2 if key == "model.heads" else 1
-    if width % (pairs * value) == 0 and (pairs == 2 or value % 2 == 0):
+    unit = 2 * value if key == "model.heads" else value
+    if unit % 2 == 0 and width % unit == 0:
         return width // value
     half = [d for d in range(1, width // 2 + 1) if width % (2 * d) == 0]
-    fits = half if key == "model.heads" else [2 * d for d in half]
-    hints = [f"{key}={' or '.join(map(str, _around(value, fits)))}"] if fits else []
-    if pairs == 2 or value % 2 == 0:
-        unit = pairs * value
-        below = width // unit * unit
-        hints.append(f"model.width={' or '.join(str(w) for w in (below, below + unit) if w)}")
+    near = {key: _around(value, half if key == "model.heads" else [2 * d for d in half])}
+    if unit % 2 == 0:
+        near["model.width"] = _around(width, range(unit, width + unit + 1, unit))
+    hints = [f"{k}={' or '.join(map(str, numbers))}" for k, numbers in near.items() if numbers]
     raise RequestError(
         f"{key}={value} does not split model.width={width} into heads of an even head_dim: use {', or '.join(hints)}."
     )
@@ -99,7 +84,7 @@ def nearest_divisors(number: int, near: int) -> list[int]:
     return _around(near, [d for d in range(1, number + 1) if number % d == 0])
 
 
-def _around(value: int, fits: list[int]) -> list[int]:
+def _around(value: int, fits: Sequence[int]) -> list[int]:
     below, above = [n for n in fits if n <= value][-1:], [n for n in fits if n >= value][:1]
     return sorted({*below, *above})
 

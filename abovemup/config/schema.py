@@ -1,11 +1,13 @@
 """What a run *is*: one frozen dataclass per Hydra group, every value resolved and checked.
 
-The YAML files under ``conf/`` may leave values open (``null``); `abovemup.config.resolve` closes
-them, so that nothing below the command line ever meets an open value.
+All there is to say of one key stands at its field: type, range, and whether the YAML files under ``conf/`` may leave
+it open (``null``). `abovemup.config.resolve` closes what is open, so that nothing below the command line ever meets it.
 """
 
+import math
+import sys
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 Role = Literal["embedding", "hidden", "head", "gain", "bias"]
 ROLES: tuple[Role, ...] = ("embedding", "hidden", "head", "gain", "bias")
@@ -38,27 +40,57 @@ NormName = Literal[
 
 # A cadence is a number of steps (0 = never), tokens ("2^16tok") or "pow2": every power of two in tokens.
 Cadence = int | str
+ABOVE_0, BELOW_1 = sys.float_info.min, 1 - sys.float_info.epsilon / 2
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a number may be. No sane run is near `most`: beyond it something would overflow, or never end."""
+
+    least: float
+    most: float
+    hint: str = ""  # what else to say about a value that is refused
+
+
+@dataclass(frozen=True)
+class Open:
+    """A key that may wait for others, from which it follows: null, a ratio ("1/2") up to `ratio`, or a `length`."""
+
+    null: bool = True
+    ratio: int = 0
+    length: bool = False  # tokens ("2^20tok") or a fraction of the run (0.1)
+
+
+Size = Annotated[int, Range(1, 2**20)]
+Blocks = Annotated[int, Range(1, 10_000)]
+Ids = Annotated[int, Range(1, 2**22)]
+Long = Annotated[int, Range(1, 2**24)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+Length = Annotated[int, Range(0, 2**40, 'Or tokens ("2^20tok"), or a fraction of the run (0.1).')]
+Positive = Annotated[float, Range(ABOVE_0, 10**6)]
+Average = Range(0, BELOW_1, "0.9 keeps 90 %.")
+Decay = Range(0, 10**6)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
     """The shape at which all parameterizations coincide."""
 
-    width: int
-    depth: int
-    head_dim: int
+    width: Size
+    depth: Blocks
+    head_dim: Size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
     name: str
-    width: int
-    depth: int  # blocks
-    heads: int  # query heads
-    kv_heads: int
-    head_dim: int
-    ffn: int  # hidden width of SwiGLU
-    vocab_size: int  # rows of embedding and head; at least the tokenizer's
+    width: Size
+    depth: Blocks
+    heads: Annotated[Size, Open()]  # query heads
+    kv_heads: Annotated[Size, Open(ratio=1)]
+    head_dim: Annotated[Size, Open()]
+    ffn: Annotated[Long, Open(ratio=1000)]  # hidden width of SwiGLU
+    vocab_size: Annotated[Ids, Open()]  # rows of embedding and head; at least the tokenizer's
     norm_placement: NormPlacement
     tie_embeddings: bool
     gains: bool  # a trainable gain on every norm
@@ -66,25 +98,25 @@ class Model:
     init: Literal["exact", "gaussian"]
     depth_init: DepthInit
     residual: Residual
-    rope_theta: float
-    norm_eps: float
+    rope_theta: Annotated[float, Range(ABOVE_0, 10**12)]
+    norm_eps: Positive
     base: Base
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parameterization:
     name: Literal["standard", "mup", "above_mup"]
-    base_width: int
-    base_depth: int
-    base_head_dim: int
-    base_kv_heads: int
-    base_ffn: int
+    base_width: Annotated[Size, Open()]
+    base_depth: Annotated[Blocks, Open()]
+    base_head_dim: Annotated[Size, Open()]
+    base_kv_heads: Annotated[Size, Open()]
+    base_ffn: Annotated[Long, Open()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Msign:
     method: Literal["newton_schulz", "polar_express", "exact"]
-    steps: int
+    steps: Annotated[int, Range(1, 1000)]
     dtype: Literal["float32", "bfloat16", "float64"]
 
 
@@ -93,19 +125,19 @@ class RoleRule:
     """One row of the optimizer's table: how a role steps."""
 
     norm: str  # a name in geometry.NORMS, or "adam"
-    scale: float = 1.0  # the step is lr * scale * dual(G): a radius, in the constrained form
-    momentum: float | None = None  # None: the optimizer's
-    weight_decay: float | None = None  # None: the optimizer's
+    scale: Positive = 1.0  # the step is lr * scale * dual(G): a radius, in the constrained form
+    momentum: Annotated[float | None, Average] = None  # None: the optimizer's
+    weight_decay: Annotated[float | None, Decay] = None  # None: the optimizer's
     norm_control: NormControl | None = None  # None: the optimizer's
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerRole:
-    embedding: float = 1.0
-    hidden: float = 1.0
-    head: float = 1.0
-    gain: float = 1.0
-    bias: float = 1.0
+    embedding: Positive = 1.0
+    hidden: Positive = 1.0
+    head: Positive = 1.0
+    gain: Positive = 1.0
+    bias: Positive = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +152,13 @@ class Roles:
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     name: str
-    lr: float
-    momentum: float  # coefficient of the running average: 0.9 keeps 90 %, 0 is none; Adam's beta1
+    lr: Positive
+    momentum: Annotated[float, Average]  # coefficient of the running average: 0.9 keeps 90 %, 0 is none; Adam's beta1
     nesterov: bool
-    weight_decay: float  # W <- (1 - lr(t) * weight_decay) W - ...; picks up no lr multiplier
-    eps: float
-    clip: float | None  # global gradient norm; None: off
-    beta2: float  # Adam's second coefficient
+    weight_decay: Annotated[float, Decay]  # W <- (1 - lr(t) * weight_decay) W - ...; picks up no lr multiplier
+    eps: Positive
+    clip: Annotated[float | None, Range(ABOVE_0, math.inf, "Null turns it off.")]  # global gradient norm; None: off
+    beta2: Annotated[float, Average]  # Adam's second coefficient
     norm_control: NormControl = "decay"
     target: str | None  # "my.module:Cls": a user's own optimizer, called with (param_groups, lr=..., **args)
     args: dict[str, Any]
@@ -138,49 +170,49 @@ class Optimizer:
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     name: Literal["constant", "cosine", "wsd"]
-    warmup: int  # steps, resolved from steps, tokens ("2^20tok") or a fraction (0.1)
-    decay: int  # steps; the last ones of the run (wsd); cosine decays over all after the warmup
-    final: float  # fraction of the peak at the end of a decay
+    warmup: Annotated[Length, Open(null=False, length=True)]  # steps
+    decay: Annotated[Length, Open(length=True)]  # steps: the run's last (wsd), or all after the warmup (cosine)
+    final: Annotated[float, Range(0, 1, "It is a fraction of the peak.")]  # at the end of a decay
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
     name: Literal["stdlib", "python", "synthetic", "text"]
-    seed: int  # the order of the windows
+    seed: Seed  # the order of the windows
     path: str | None
     column: str
     allow_repeat: bool
     skip_bad: bool
-    states: int  # synthetic: contexts of the Markov source
-    branching: int  # synthetic: successors of a context
+    states: Annotated[int, Range(2, 2**20)]  # synthetic: contexts of the Markov source
+    branching: Annotated[int, Range(2, 2**20)]  # synthetic: successors of a context
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
     name: Literal["bpe", "byte", "hf"]
-    vocab_size: int  # ids in use, end of text included
+    vocab_size: Annotated[Ids, Open()]  # ids in use, end of text included
     path: str | None  # hf: a tokenizer.json, or a folder holding one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    batch_size: int  # sequences
-    seq_len: int  # tokens
-    steps: int  # optimizer steps
-    tokens: int  # = steps * batch_size * seq_len
-    micro_batch: int | Literal["auto"]  # sequences in one forward
-    seed: int  # the initialisation
+    batch_size: Size  # sequences
+    seq_len: Long  # tokens
+    steps: Annotated[int, Range(1, 2**40), Open()]  # optimizer steps
+    tokens: Annotated[int, Range(1, 2**60), Open()]  # = steps * batch_size * seq_len
+    micro_batch: Annotated[int | Literal["auto"], Range(1, 2**20), Open()]  # sequences in one forward
+    seed: Seed  # the initialisation
     device: Literal["auto", "cpu", "cuda", "mps"]
     dtype: Literal["float32", "bfloat16"]  # bfloat16: autocast over float32 master weights
     compile: bool
-    threads: int
+    threads: Annotated[int, Range(1, 1024, "Or null: what suits this machine."), Open()]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eval:
     every: Cadence
-    tokens: int
-    batch: int  # sequences in one forward
+    tokens: Annotated[int, Range(1, 2**30), Open()]
+    batch: Size  # sequences in one forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,13 +225,13 @@ class Norms:
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     every: Cadence
-    keep: int
+    keep: Size
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
     name: Literal["wandb", "local"]
-    every: int  # steps between rows of metrics.jsonl
+    every: Annotated[int, Range(1, 2**40)]  # steps between rows of metrics.jsonl
     layers: Literal["roles", "all"]  # what W&B gets; metrics.jsonl always has all
     mode: Literal["auto", "online", "offline", "disabled"]
     project: str

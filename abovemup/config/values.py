@@ -1,4 +1,4 @@
-"""From what YAML and the command line hold to values of the schema's types. Open values pass; `resolve` closes them."""
+"""From what YAML and the command line hold to what the schema says. Open values may stay; `resolve` closes them."""
 
 import dataclasses
 import json
@@ -6,29 +6,74 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from abovemup.config.cadence import parse_cadence, token_count
+from abovemup.config.conf import GROUPS
+from abovemup.config.diff import leaves
 from abovemup.config.errors import RequestError
 from abovemup.config.keys import did_you_mean, unknown_key
 from abovemup.config.numbers import parse_float, parse_int
+from abovemup.config.schema import ABOVE_0, BELOW_1, Cadence, Open, Range
 
-# Keys that may be open, and how: null, a ratio ("1/2"), or a length of the schedule ("2^20tok", 0.1).
-OPEN_NULL = frozenset(
-    [
-        *("model.heads", "model.kv_heads", "model.head_dim", "model.ffn", "model.vocab_size"),
-        *("parameterization.base_width", "parameterization.base_depth", "parameterization.base_head_dim"),
-        *("parameterization.base_kv_heads", "parameterization.base_ffn"),
-        *("train.steps", "train.tokens", "train.micro_batch", "train.threads"),
-        *("tokenizer.vocab_size", "eval.tokens", "schedule.decay"),
-    ]
-)
-RATIOS = {"model.kv_heads": 1, "model.ffn": 1000}  # key -> most
-_NUMBERS: dict[type, tuple[Callable[[object], int | float], str]] = {
+_NUMBERS: dict[Any, tuple[Callable[[object], Any], str]] = {
     int: (parse_int, "an integer such as 64, 1e6, 10M or 2^20"),
     float: (parse_float, "a finite number such as 0.1, 1e-3 or 2^-4"),
+    Cadence: (parse_cadence, 'steps (200), tokens ("2^16tok") or pow2'),
 }
-LENGTHS = frozenset({"schedule.warmup", "schedule.decay"})
+_STRICT = {ABOVE_0: "above 0, however small", BELOW_1: "below 1: use 0.99"}
+_EXPECTED: dict[Any, str] = {
+    bool: "expected true or false",
+    NoneType: "null",
+    list: "expected a list such as [a,b]",
+    dict: "expected keys and values such as {a: 1}",
+}
+
+
+def coerce(cls: Any, raw: Any, path: str = "", opened: dict[str, Any] | None = None) -> Any:
+    """A `cls` of the nested dict `raw`. With `opened` a nested dict again, whose open values stay, and are noted there.
+
+    Raises RequestError that names the key: unknown (with the nearest), missing, of another type, or out of range.
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    if not isinstance(raw, dict):
+        key = path.rstrip(".")
+        hint = f" A choice is written choices: {{{key}: {shown(raw)}}}." if key in GROUPS else ""
+        raise RequestError(f"{key}={shown(raw)}: a section. Set a key in it: {path}{{{','.join(fields)}}}.{hint}")
+    for name in raw:
+        if name not in fields:
+            key, _ = next(leaves({f"{path}{name}": raw[name]}))
+            raise RequestError(unknown_key(key))
+    values = {}
+    for name, kind in get_type_hints(cls, include_extras=True).items():
+        key = f"{path}{name}"
+        if name not in raw:
+            if fields[name].default is dataclasses.MISSING and fields[name].default_factory is dataclasses.MISSING:
+                raise RequestError(f"{key} is missing from the configuration: add it to the YAML file.")
+        elif dataclasses.is_dataclass(kind):
+            values[name] = coerce(kind, raw[name], f"{key}.", opened)
+        else:
+            values[name] = _value(key, kind, raw[name], opened)
+    return cls(**values) if opened is None else values
+
+
+def _value(key: str, kind: Any, value: Any, opened: dict[str, Any] | None) -> Any:
+    kind, *marks = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    bounds, how = ({type(mark): mark for mark in marks}.get(of) for of in (Range, Open))
+    hint = f" {bounds.hint}" if bounds and bounds.hint else ""
+    try:
+        if opened is not None and how and _is_open(how, value):
+            opened[key] = value
+            return value
+        value = _convert(kind, value)
+    except ValueError as error:
+        raise RequestError(f"{key}={shown(value)}: {error}.{hint}") from error
+    if bounds and isinstance(value, int | float) and not bounds.least <= value <= bounds.most:
+        near, side = (bounds.least, "least") if value < bounds.least else (bounds.most, "most")
+        need = _STRICT.get(near, f"at {side} {near}: use {near}")
+        number = f"{value:g}" if isinstance(value, float) else value
+        raise RequestError(f"{key}={number} must be {need}.{hint}")
+    return value
 
 
 def ratio(value: object) -> Fraction | None:
@@ -38,82 +83,19 @@ def ratio(value: object) -> Fraction | None:
     return None
 
 
-def is_open(key: str, value: object) -> bool:
-    if value is None:
-        return key in OPEN_NULL
-    if key in RATIOS:
-        return ratio(value) is not None
-    if key in LENGTHS:
-        return isinstance(value, float) or (isinstance(value, str) and value.endswith("tok"))
-    return False
-
-
-def coerce(cls: Any, raw: Any, path: str = "", *, opened: bool = True) -> dict[str, Any]:
-    """A nested dict with exactly the fields of dataclass `cls`, of their types; with `opened`, open values stay.
-
-    Raises RequestError that names the key: unknown (with the nearest), missing, or of another type.
-    """
-    if not isinstance(raw, dict):
-        raise RequestError(f"{path}: a section with keys is expected, not {raw!r}.")
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    for name in raw:
-        if name not in fields:
-            inner = list(raw[name])[:1] if isinstance(raw[name], dict) else []
-            raise RequestError(unknown_key(".".join([f"{path}{name}", *inner])))
-    values = {}
-    for name, kind in get_type_hints(cls).items():
-        key = f"{path}{name}"
-        if name not in raw:
-            if fields[name].default is dataclasses.MISSING and fields[name].default_factory is dataclasses.MISSING:
-                raise RequestError(f"{key} is missing from the configuration: add it to the YAML file.")
-            continue
-        if dataclasses.is_dataclass(kind):
-            values[name] = coerce(kind, raw[name], f"{key}.", opened=opened)
-        else:
-            values[name] = _coerce_value(key, kind, raw[name], opened)
-    return values
-
-
-def build(cls: Any, values: dict[str, Any]) -> Any:
-    """The dataclass of a coerced dict."""
-    kinds = get_type_hints(cls)
-    return cls(**{k: build(kinds[k], v) if dataclasses.is_dataclass(kinds[k]) else v for k, v in values.items()})
-
-
-def _coerce_value(key: str, kind: Any, value: Any, opened: bool) -> Any:
-    try:
-        if opened and key in LENGTHS:
-            return _length(value)
-        if opened and is_open(key, value):
-            return value
-        return _convert(kind, value)
-    except ValueError as error:
-        raise RequestError(f"{key}={shown(value)}: {error}.") from error
-
-
-def _length(value: Any) -> Any:
-    """None, steps as an int, tokens as "<n>tok", or a fraction of the run as a float: 1 is a step, 1.0 all."""
-    try:
-        if value is None or token_count(value) is not None:
-            return value
-        number = parse_float(value)
-        if 0 <= number <= 1 and (isinstance(value, float) or "." in str(value)):
-            return number
-        return parse_int(value)
-    except ValueError as error:
-        raise ValueError('expected steps (100), tokens ("2^20tok") or a fraction of the run (0.1)') from error
+def _is_open(how: Open, value: Any) -> bool:
+    """Whether it is one of the open forms that the key may have. Raises ValueError for a ratio that is too large."""
+    share = ratio(value) if how.ratio else None
+    if share is not None and not 0 < share <= how.ratio:
+        raise ValueError(f"a ratio is above 0 and at most {how.ratio}")
+    # Of a length, 1 is a step and 1.0 is all of the run.
+    part = how.length and (token_count(value) is not None or (isinstance(value, float) and 0 <= value <= 1))
+    return (how.null and value is None) or share is not None or part
 
 
 def _convert(kind: Any, value: Any) -> Any:
-    options = get_args(kind)
-    if get_origin(kind) is Literal:
-        return _one_of(options, value)
-    if get_origin(kind) is UnionType or str(get_origin(kind)) == "typing.Union":
-        return _convert_union(options, value)
-    if kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError("expected true or false")
-        return value
+    """The value as a type of the schema. Raises ValueError with what was expected."""
+    origin, options = get_origin(kind), get_args(kind)
     if kind in _NUMBERS:
         parse, expected = _NUMBERS[kind]
         try:
@@ -122,32 +104,24 @@ def _convert(kind: Any, value: Any) -> Any:
             raise ValueError(f"{error}; expected {expected}") from error
     if kind is str:
         return _text(value)
-    if get_origin(kind) is list:
-        if not isinstance(value, list):
-            raise ValueError("expected a list such as [a,b]")
+    if kind in (bool, NoneType) and isinstance(value, kind):
+        return value
+    if origin is Literal:
+        return _one_of(options, value)
+    if origin in (UnionType, Union):
+        reasons = []
+        for option in options:
+            try:
+                return _convert(option, value)
+            except ValueError as error:
+                reasons.append(str(error))
+        raise ValueError("; or ".join(reasons))
+    if origin is list and isinstance(value, list):
         return [_convert(options[0], item) for item in value]
-    if get_origin(kind) is dict:
-        if not isinstance(value, dict):
-            raise ValueError("expected keys and values such as {a: 1}")
+    if origin is dict and isinstance(value, dict):
         json.dumps(value, allow_nan=False, default=str)  # refuses what is not finite
         return value
-    raise TypeError(f"the schema has a type this cannot read: {kind}")
-
-
-def _convert_union(options: tuple[Any, ...], value: Any) -> Any:
-    if value is None and NoneType in options:
-        return None
-    kinds = [option for option in options if option is not NoneType]
-    if set(kinds) == {int, str}:
-        try:
-            return parse_cadence(value)
-        except ValueError as error:
-            raise ValueError('expected steps (200), tokens ("2^16tok") or pow2') from error
-    literals = [option for option in kinds if get_origin(option) is Literal]
-    if literals and value in get_args(literals[0]):
-        return value
-    rest = [option for option in kinds if get_origin(option) is not Literal]
-    return _convert(rest[0], value)
+    raise ValueError(_EXPECTED[origin or kind])
 
 
 def _one_of(options: tuple[Any, ...], value: Any) -> Any:
@@ -158,13 +132,11 @@ def _one_of(options: tuple[Any, ...], value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, str):
-        if "\0" in value:
-            raise ValueError("a text has no NUL in it")
-        return value
     if value is None or isinstance(value, list | dict):
         raise ValueError("expected a text")
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if "\0" in (text := shown(value)):
+        raise ValueError("a text has no NUL in it")
+    return text
 
 
 def shown(value: Any) -> str:

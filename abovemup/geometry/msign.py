@@ -96,3 +96,8 @@ def power_of_two(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """x in float32 when its dtype is lower, else x itself."""
     return x if x.dtype in EXPONENT_BITS else x.float()
+
+
+def home(x: Tensor) -> Tensor:
+    """x where float64 exists: on the CPU instead of an Apple GPU."""
+    return x.cpu() if x.device.type == "mps" else x

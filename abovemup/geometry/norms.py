@@ -9,12 +9,12 @@ over the leading dimensions. float64 stays float64; results of lower dtypes are 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import gcd, prod, sqrt
 
 import torch
 from torch import Tensor
 
-from abovemup.geometry.msign import Msign, msign, power_of_two, wide
+from abovemup.geometry.msign import Msign, home, msign, power_of_two, wide
 from abovemup.geometry.spectrum import singular_values
 
 MATRIX = (-2, -1)
@@ -106,17 +106,24 @@ def unit(x: Tensor, eps: float = 0.0) -> Tensor:
     return x / (torch.linalg.vector_norm(x, dim=-1, keepdim=True) + eps / scale).clamp_min(torch.finfo(x.dtype).tiny)
 
 
+def frobenius(W: Tensor) -> Tensor:
+    """The root of the sum of all squares of each (n, ...): lengths of at most 256 entries, and theirs in float64. One
+    float32 sum over a vocabulary of 128256 rows is off by up to 0.8 %."""
+    count = prod(W.shape[1:])
+    return home(length(W.reshape(len(W), -1, gcd(count, 256)))[..., 0]).double().norm(dim=-1)
+
+
 # ---- the spectral geometry ----
 
 
 def sigma_max(W: Tensor) -> Tensor:
     """The largest singular value of each (..., m, n): exact to rounding."""
-    return singular_values(W)[..., -1].to(W.dtype)
+    return singular_values(W)[..., -1].to(W)
 
 
 def nuclear(G: Tensor) -> Tensor:
     """The sum of the singular values of each (..., m, n)."""
-    return torch.linalg.svdvals(G.double()).sum(-1).to(G.dtype)
+    return torch.linalg.svdvals(home(G).double()).sum(-1).to(G)
 
 
 def semi_orthogonal(G: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ three are the same run, bit for bit. Depth has its own two rules, the same for a
 The forward multiplier is 1 for every role and all three: a tied head, logits / d, is the one exception.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import log2, sqrt
 
 from abovemup.geometry.norms import DIAGONAL, ENTRIES, NORMS, ROWS, SPECTRAL, VECTOR
@@ -21,14 +21,13 @@ def step_norm(rule: str, role: str, shape: Shape) -> float:
 
     The largest it can be, by aligned rows or entries. With R the radius of the role's ball and r the rule's: singular
     values of r give r / R; rows of length r give r sqrt(d_out) / R as a hidden matrix and r / R in embedding and head;
-    entries of r give r sqrt(d_out d_in) / R and r sqrt(d) / R. A vector's step counts as spread evenly: 1.
+    entries of r give r sqrt(d_out d_in) / R and r sqrt(d) / R. A step that is normalised as a whole, by `rms`, counts
+    as spread evenly over the rows of a matrix; so does every step of a vector: 1. See `largest_step`.
 
     Raises ValueError for an unknown role or rule, or a shape that the role cannot have.
     """
-    if role not in ROLE_NORM:
-        raise ValueError(f"unknown role {role!r}: one of {', '.join(ROLE_NORM)}")
-    if rule != ADAM and rule not in NORMS:
-        raise ValueError(f"unknown rule {rule!r}: {ADAM} or one of {', '.join(NORMS)}")
+    _check("role", role, ROLE_NORM)
+    _check("rule", rule, (ADAM, *NORMS))
     own = NORMS[ROLE_NORM[role]]
     if len(shape) != own.ndim:
         raise ValueError(f"role {role} has {own.ndim} dimensions, not shape {tuple(shape)}")
@@ -38,6 +37,13 @@ def step_norm(rule: str, role: str, shape: Shape) -> float:
     aligned = shape[-2] if role == "hidden" and geometry is not SPECTRAL else 1
     entries = shape[-1] if geometry in (ENTRIES, DIAGONAL) else 1
     return radius * sqrt(aligned * entries) / own.radius(shape)
+
+
+def largest_step(rule: str, role: str, shape: Shape) -> float:
+    """`step_norm` whatever the gradient: `rms` can put a whole step into one entry of a gain, or row of a matrix."""
+    norm = step_norm(rule, role, shape)
+    uneven = rule != ADAM and role not in ("hidden", "bias") and NORMS[rule].geometry is VECTOR
+    return norm * sqrt(shape[0]) if uneven else norm
 
 
 def init_std(init: str, role: str, shape: Shape) -> float:
@@ -63,7 +69,7 @@ def init_norm(parameterization: str, init: str, role: str, shape: Shape, base: S
     fan_in does (the head; keys and values of a fixed number of heads), and not at all where fan_in does not
     (Tensor Programs V, arXiv:2203.03466, table 3). Embeddings keep their std of 1.
     """
-    _check(parameterization)
+    _check("parameterization", parameterization, PARAMETERIZATIONS)
     if parameterization == "above_mup" or role == "embedding" or len(shape) == 1:
         return 1.0
     n_out, n_in = (d / d0 for d, d0 in zip(shape, base, strict=True))
@@ -75,14 +81,15 @@ def init_norm(parameterization: str, init: str, role: str, shape: Shape, base: S
 def lr_multiplier(parameterization: str, role: str, rule: str, shape: Shape, base: Shape) -> float:
     """The factor on the learning rate of a parameter that steps by `rule`, relative to the base.
 
-    `standard`: 1. `above_mup`: every step keeps the role's norm that it had at the base, exactly.
+    `standard`: 1. `above_mup`: `step_norm` stays that of the base, exactly. So it is 1 for vectors, although the
+    largest entry of a gain's step by `rms` may grow with the width.
     `mup`: n^-e, where the role's norm of a step grows as n^e in the limit of large n, the dimensions that differ from
     the base growing as n. For Adam that is 1/fan_in for hidden and head (Tensor Programs V, table 3); for msign
     sqrt(d), 1 and 1/sqrt(d) for embedding, hidden and head.
 
     Raises ValueError for an unknown name, or a rule that `mup` has no row for.
     """
-    _check(parameterization)
+    _check("parameterization", parameterization, PARAMETERIZATIONS)
     at_base = step_norm(rule, role, base)
     if parameterization == "standard" or len(shape) == 1:
         return 1.0
@@ -102,14 +109,14 @@ def eps_multiplier(parameterization: str, role: str, shape: Shape, base: Shape) 
     CompleteP (arXiv:2505.01618, table 1) has the same 1/m_N for embedding and blocks. Its head has it too, as it
     carries a forward multiplier of 1/m_N and weights m_N times ours: without it, a head's gradients do not shrink.
     """
-    _check(parameterization)
+    _check("parameterization", parameterization, PARAMETERIZATIONS)
     grown = -1 if role == "embedding" else 0  # where torch has the dimension that the layer puts out
     return 1.0 if parameterization == "standard" else _snap(base[grown] / shape[grown])
 
 
-def _check(parameterization: str) -> None:
-    if parameterization not in PARAMETERIZATIONS:
-        raise ValueError(f"unknown parameterization {parameterization!r}: one of {', '.join(PARAMETERIZATIONS)}")
+def _check(what: str, name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}: one of {', '.join(known)}")
 
 
 def _snap(factor: float) -> float:
@@ -140,8 +147,7 @@ def residual_multipliers(residual: str, depth: int, base_depth: int) -> tuple[fl
         "completep_paper": (1.0, 1 / branches),
         "completep": (1.0, base_depth / depth),
     }
-    if residual not in rules:
-        raise ValueError(f"unknown residual rule {residual!r}: one of {', '.join(rules)}")
+    _check("residual rule", residual, rules)
     return rules[residual]
 
 
@@ -154,6 +160,5 @@ def depth_init(name: str, depth: int, index: int) -> float:
     if not 1 <= index <= 2 * depth:
         raise ValueError(f"sub-block {index} of {depth} blocks: 1 to {2 * depth}")
     rules = {"identity": 1.0, "total_depth": 1 / sqrt(2 * depth), "relative_depth": 1 / sqrt(2 * index)}
-    if name not in rules:
-        raise ValueError(f"unknown depth init {name!r}: one of {', '.join(rules)}")
+    _check("depth init", name, rules)
     return rules[name]

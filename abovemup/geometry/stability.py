@@ -9,16 +9,17 @@ float64 stays float64, lower dtypes give float32. Logits, value path, SwiGLU and
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from abovemup.geometry.msign import wide
+from abovemup.geometry.msign import power_of_two, wide
 from abovemup.geometry.norms import NORMS, length, unit
+from abovemup.geometry.spectrum import scaled
 
-Affine = tuple[Tensor, Tensor | None]  # weight (..., d_out, d_in) and bias (..., d_out) of a linear layer
 SILU_SLOPE = 1.0998393202  # sup |silu'|
 PAIRS = 2**24  # distances held at once
 
@@ -27,9 +28,29 @@ PAIRS = 2**24  # distances held at once
 class Metric:
     value: Tensor  # (...)
     exact: bool  # the supremum itself, else an upper bound of it
-    attained_by: Callable[[], Tensor] | None = (
-        None  # gives an input of RMS 1, or an id, that reaches it, if one is known
-    )
+    # Gives an input of RMS 1, or an id, that reaches it, if one is known.
+    attained_by: Callable[[], Tensor] | None = None
+
+
+class Affine:
+    """A linear layer with its bias, or the change of one; what costs a decomposition is computed once."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        self.weight = wide(weight)  # (..., d_out, d_in)
+        self.bias = None if bias is None else wide(bias)  # (..., d_out)
+
+    def __sub__(self, before: "Affine") -> "Affine":
+        a, b = self.bias, before.bias
+        return Affine(self.weight - before.weight, None if a is None or b is None else a - b)
+
+    @cached_property
+    def forward(self) -> Metric:
+        return linear(self.weight, self.bias)
+
+    @cached_property
+    def slope(self) -> "Affine":
+        """Without the bias: what differences of inputs meet."""
+        return self if self.bias is None else Affine(self.weight)
 
 
 def sphere(x: Tensor) -> Tensor:
@@ -38,17 +59,16 @@ def sphere(x: Tensor) -> Tensor:
 
 
 def svd(W: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The thin SVD in float64; a matrix that is not finite, on which LAPACK raises, has singular values nan."""
-    X = (W.cpu() if W.device.type == "mps" else W).double()
-    finite = X.isfinite().all(-1, True).all(-2, True)
-    U, s, Vh = torch.linalg.svd(X.where(finite, 0.0), full_matrices=False)
-    return U, s.where(finite[..., 0], torch.nan), Vh
+    """The thin SVD in float64; a matrix that is not finite has singular values nan."""
+    X, scale = scaled(W.cpu() if W.device.type == "mps" else W)
+    U, s, Vh = torch.linalg.svd(X.double(), full_matrices=False)
+    return U, s * scale[..., 0], Vh
 
 
 def linear(W: Tensor, bias: Tensor | None = None) -> Metric:
     """sqrt(d_in/d_out) sigma_max(W), attained at the top right singular vector (part 2); with a bias see `affine`."""
     if bias is None:
-        return Metric(NORMS["rms_to_rms"].norm(W), True, lambda: sphere(svd(W)[2][..., 0, :]).to(wide(W[:0])))
+        return Metric(NORMS["rms_to_rms"].norm(W), True, lambda: sphere(svd(wide(W))[2][..., 0, :]).to(wide(W[:0])))
     value, x = affine(wide(W), wide(bias))
     return Metric(value, True, lambda: x)
 
@@ -61,8 +81,9 @@ def affine(W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     direction (b = 0 among them) it may end at mu = s_1^2 with |y| too short: the rest goes into that direction.
     Always sqrt(F^2 + rms(b)^2) <= exact <= F + rms(b), the latter in part 3.
     """
-    U, s, Vh = svd(W)
-    bias, radius = b.to(U), sqrt(W.shape[-1])
+    scale = power_of_two(torch.cat((W, b[..., None]), -1), (-2, -1))  # nothing over- or underflows
+    U, s, Vh = svd(W / scale)
+    bias, radius = (b / scale[..., 0]).to(U), sqrt(W.shape[-1])
     c = (U.mT @ bias[..., None])[..., 0]
     p, gap = s * c, (s[..., :1] - s) * (s[..., :1] + s)
     delta = (p.abs() / radius - gap).amax(-1, keepdim=True).clamp_min(0)  # mu - s_1^2, where some |y_i| >= radius
@@ -76,14 +97,11 @@ def affine(W: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     y = radius * unit(torch.cat((torch.where(delta == 0, rest, y[..., :1]), y[..., 1:]), -1))
     outside = bias - (U @ c[..., None])[..., 0]
     value = torch.cat((s * y + c, outside), -1).norm(dim=-1) / sqrt(W.shape[-2])
-    return value.to(W), (y[..., None, :] @ Vh)[..., 0, :].to(W)
+    return value.to(W) * scale[..., 0, 0], (y[..., None, :] @ Vh)[..., 0, :].to(W)
 
 
 def gain(g: Tensor) -> Metric:
-    """max |g_i| (..., d): a diagonal matrix, attained at sqrt(d) e_i (part 3).
-
-    An RMSNorm's dependency on its raw input x is this over RMS(x), without a bound as x -> 0.
-    """
+    """max |g_i| (..., d), attained at sqrt(d) e_i (part 3). An RMSNorm's dependency on a raw x is this over RMS(x)."""
     d = g.shape[-1]
     return Metric(NORMS["max_abs"].norm(g), True, lambda: sqrt(d) * F.one_hot(g.abs().argmax(-1), d).to(wide(g)))
 
@@ -93,19 +111,21 @@ def embedding(E: Tensor) -> Metric:
     return Metric(NORMS["one_to_rms"].norm(E), True, lambda: length(wide(E))[..., 0].argmax(-1))
 
 
-def peaks(W: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The largest |entry| (..., d_out) that each output can have."""
-    size = sqrt(W.shape[-1]) * length(wide(W))[..., 0]
-    return size if bias is None else size + wide(bias).abs()
+def peaks(layer: Affine, rms: float | Tensor = 1.0) -> Tensor:
+    """The largest |entry| (..., d_out) that each output can have, for inputs of RMS `rms` (..., 1)."""
+    size = rms * sqrt(layer.weight.shape[-1]) * length(layer.weight)[..., 0]
+    return size if layer.bias is None else size + layer.bias.abs()
 
 
 def head_logit(W: Tensor) -> Metric:
-    """M = d max_i rms(W[i]), the largest |logit|: M(W) bounds the pair metric by 2M (part 3).
-
-    R = M(W - mean row) is the cheap proxy that, like the loss, ignores a vector added to every row: R <= P <= 2R.
-    """
+    """M = d max_i rms(W[i]), the largest |logit|: M(W) bounds the pair metric by 2M (part 3)."""
     longest = wide(W).take_along_dim(length(wide(W)).argmax(-2, keepdim=True), -2)[..., 0, :]
     return Metric(NORMS["rms_to_inf"].norm(W), True, lambda: sphere(longest))
+
+
+def head_centred(W: Tensor) -> Metric:
+    """R = M(W - mean row): as cheap as M, and like the loss it ignores a vector added to every row; R <= P <= 2R."""
+    return head_logit(wide(W) - wide(W).mean(-2, keepdim=True))
 
 
 def head_pair(W: Tensor) -> Metric:
@@ -113,7 +133,9 @@ def head_pair(W: Tensor) -> Metric:
 
     For the cross entropy P <= F <= ln V + P and D <= P, and P(dW) bounds its U. O(V^2 d) time, O(V d) memory.
     """
-    X = wide(W) - wide(W).mean(-2, keepdim=True)  # centred, squares lose no digits of the largest distance
+    scale = power_of_two(wide(W), (-2, -1))
+    X = wide(W) / scale
+    X = X - X.mean(-2, keepdim=True)  # centred, squares lose no digits of the largest distance
     size, values, pairs = X.square().sum(-1), [], []
     rows = max(1, PAIRS // size.numel())
     for first in range(0, X.shape[-2], rows):
@@ -125,47 +147,25 @@ def head_pair(W: Tensor) -> Metric:
     best = torch.stack(values).argmax(0, keepdim=True)
     pair = torch.stack(pairs).take_along_dim(best[..., None], 0)[0]
     difference = torch.sub(*X.take_along_dim(pair[..., None], -2).unbind(-2))
-    return Metric(sqrt(X.shape[-1]) * length(difference)[..., 0], True, lambda: sphere(difference))
+    return Metric(sqrt(X.shape[-1]) * (length(difference) * scale[..., 0])[..., 0], True, lambda: sphere(difference))
 
 
-def head_local(W: Tensor, x: Tensor, target: Tensor) -> Metric:
-    """D of the cross entropy near x (..., d), target ids (...), W (V, d): sqrt(d) |W^T p(x) - w_t| <= P, by a step
-    along `attained_by`."""
-    slope = (x @ W.mT).softmax(-1) @ W - W[target]
-    return Metric(sqrt(W.shape[-1]) * length(slope)[..., 0], True, lambda: sphere(slope))
+def attention_logit(query: Tensor, key: Tensor, scale: float, head_dim: int) -> Metric:
+    """scale * d_h * F_q * F_k of each head: no two inputs have a larger |scale * q . k| at any relative position.
 
-
-def attention_logit(Wq: Tensor, Wk: Tensor, scale: float, rotation: Tensor | None = None) -> Metric:
-    """scale * d * sigma_max(Wq^T R Wk) of each head: the largest scale * |q . R k| of two inputs, exact for this R.
-
-    Wq (..., heads, d_h, d), Wk (..., kv_heads, d_h, d), each kv head serving heads / kv_heads neighbours; R (d_h, d_h)
-    is RoPE's rotation of a relative position, none at position 0. `attained_by` (..., heads, 2, d): both inputs.
+    From F of each head of wq (..., heads) and wk (..., kv_heads), or of the gains where q and k are normed.
     """
-    Wk = Wk.repeat_interleave(Wq.shape[-3] // Wk.shape[-3], -3)
-    (Qq, Rq), (Qk, Rk) = (torch.linalg.qr(wide(A).mT.double()) for A in (Wq, Wk))
-    U, sigma, Vh = svd(Rq @ Rk.mT if rotation is None else Rq @ rotation.to(Rq) @ Rk.mT)
-    pair = torch.stack(((Qq @ U)[..., 0], (Qk @ Vh.mT)[..., 0]), -2).to(wide(Wq[:0]))
-    return Metric((scale * Wq.shape[-1] * sigma[..., 0]).to(pair), True, lambda: sphere(pair))
+    return Metric(scale * head_dim * query * key.repeat_interleave(query.shape[-1] // key.shape[-1], -1), False)
 
 
-def attention_logit_bound(query: Affine, key: Affine, scale: float) -> Metric:
-    """scale * d_h * F_q * F_k of each head: no relative position has a larger logit. Shapes as in `attention_logit`."""
-    q, k = linear(*query).value, linear(*key).value
-    return Metric(scale * query[0].shape[-2] * q * k.repeat_interleave(q.shape[-1] // k.shape[-1], -1), False)
+def chain(rms: Tensor, layer: Affine) -> Tensor:
+    """A bound on the output of a linear layer whose inputs have RMS <= rms (...).
 
-
-def chain(bound: Tensor, W: Tensor, bias: Tensor | None = None) -> Metric:
-    """F of a linear layer whose inputs have RMS <= bound (...).
-
-    Such a bound is F of what stands before it: `swiglu`; a matrix under a 1-Lipschitz function that keeps 0 (part 2);
-    or max_h F_h of the heads' values, since a row of softmax is a convex combination.
+    That is F of what stands before it: `swiglu`; a matrix under a 1-Lipschitz function that keeps 0 (part 2); or
+    max_h F_h of the heads' values, since a row of softmax is a convex combination.
     """
-    return Metric(bound * linear(W).value + (0 if bias is None else NORMS["rms"].norm(bias)), False)
-
-
-def residual(stream: Tensor, branch: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-    """A bound on alpha x + beta f(x) from bounds on x and f; the same sum for F and for U."""
-    return abs(alpha) * stream + abs(beta) * branch
+    bound = rms * layer.slope.forward.value
+    return bound if layer.bias is None else bound + NORMS["rms"].norm(layer.bias)
 
 
 def swiglu(gate: Affine, up: Affine) -> Metric:
@@ -173,20 +173,21 @@ def swiglu(gate: Affine, up: Affine) -> Metric:
 
     Exact, with its input, where the gate's longest row alone carries all of the output.
     """
-    peak, j = peaks(*gate).max(-1)
-    value = F.silu(peak) * linear(*up).value
-    x = sphere(wide(gate[0]).take_along_dim(j[..., None, None], -2)[..., 0, :])
-    a, b = ((W.to(x) @ x[..., None])[..., 0] + (0 if c is None else c.to(x)) for W, c in (gate, up))
+    peak, j = peaks(gate).max(-1)
+    value = F.silu(peak) * up.forward.value
+    x = sphere(gate.weight.take_along_dim(j[..., None, None], -2)[..., 0, :])
+    a, b = ((f.weight @ x[..., None])[..., 0] + (0 if f.bias is None else f.bias) for f in (gate, up))
     reached = (F.silu(a) * b).square().mean(-1).sqrt()
     exact = bool((reached >= value * (1 - 100 * torch.finfo(value.dtype).eps)).all())
     return Metric(value, exact, (lambda: x) if exact else None)
 
 
 def swiglu_change(gate: Affine, up: Affine, gate_change: Affine, up_change: Affine) -> Metric:
-    """A bound on the change of SwiGLU: U, with `gate` after and `up` before the step; D, with the weights as changes.
+    """A bound on the change of SwiGLU: U, with `gate` before and `up` after the step; D, with the slopes as changes.
 
-    silu(a')b' - silu(a)b = silu(a')(b' - b) + (silu(a') - silu(a))b, each product with one factor in the largest entry.
+    silu(a')b' - silu(a)b = silu(a)(b' - b) + (silu(a') - silu(a))b', each product with one factor in the largest entry.
     """
-    first = F.silu(peaks(*gate).amax(-1)) * linear(*up_change).value
-    narrow, broad = peaks(*gate_change).amax(-1) * linear(*up).value, linear(*gate_change).value * peaks(*up).amax(-1)
+    first = F.silu(peaks(gate).amax(-1)) * up_change.forward.value
+    narrow = peaks(gate_change).amax(-1) * up.forward.value
+    broad = gate_change.forward.value * peaks(up).amax(-1)
     return Metric(first + SILU_SLOPE * torch.minimum(narrow, broad), False)

@@ -8,17 +8,15 @@ from abovemup.model.roles import Tag, Tagged
 
 
 class Embedding(Tagged):
-    """tokens (...) -> forward * W[tokens] (..., d), W of shape (V, d)."""
+    """tokens (...) -> W[tokens] (..., d), W of shape (V, d)."""
 
     def __init__(self, vocab_size: int, width: int, tag: Tag):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, width))
-        self.multiplier = tag.forward
         self.tags = {"weight": tag}
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = F.embedding(tokens, self.weight)
-        return x if self.multiplier == 1 else x * self.multiplier
+        return F.embedding(tokens, self.weight)
 
 
 class Linear(Tagged):

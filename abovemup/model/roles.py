@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from abovemup.config.schema import Role
-from abovemup.geometry.roles import ROLE_NORM
+from abovemup.geometry.roles import ROLE_NORM, ParameterSpec
 
 
 @dataclass(frozen=True)
@@ -14,17 +14,6 @@ class Tag:
     init: float  # the role's norm right after exact initialisation
     base: tuple[int, ...]  # the parameter's shape at the base of the parameterization
     forward: float = 1.0  # multiplier of the parameter in the forward pass
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParameterSpec:
-    name: str
-    shape: tuple[int, ...]
-    base: tuple[int, ...]  # the shape at the base
-    role: Role
-    norm: str  # a name in geometry.NORMS
-    init: float
-    forward: float
 
 
 class Tagged(nn.Module):

@@ -13,7 +13,7 @@ from abovemup.config.errors import RequestError
 from abovemup.config.schema import ROLES, Experiment
 from abovemup.config.schema import Optimizer as Options
 from abovemup.optim.composite import Composite
-from abovemup.optim.control import attach, control_options
+from abovemup.optim.control import attach
 from abovemup.optim.routing import ADAM, Route
 from abovemup.optim.steepest import SteepestDescent
 
@@ -26,7 +26,8 @@ def build_optimizer(
     """The optimizer of a routing table: SteepestDescent, torch's AdamW, both as a Composite, or the user's own.
 
     A group has `name` (its role; a second group of a role gets a number), `names` (of its `params`, in their order),
-    `lr` and `initial_lr`. Adam's decay is decoupled, as everywhere here; without decay AdamW is Adam, bit for bit.
+    `lr` and `initial_lr`, and where its weight decay is norm control, the Route that says how as `control`. Adam's
+    decay is decoupled, as everywhere here; without decay AdamW is Adam, bit for bit.
 
     Raises ValueError when routes and parameters are not one to one (a name for a tensor that another name has
     brought already may be left out), RequestError for an `optimizer.target` that cannot be imported or constructed.
@@ -45,17 +46,11 @@ def build_optimizer(
             adam.append(group | adam_options(members[0], options))
         else:
             steepest.append(group | steepest_options(members[0], options))
-    parts: list[Optimizer] = []
-    if steepest:
-        parts.append(SteepestDescent(steepest, lr=options.lr))
-    if adam:
-        parts.append(AdamW(adam, lr=options.lr))
-    controlled = any("norm_control" in group for part in parts for group in part.param_groups)
-    if controlled:
-        for part in parts:
-            attach(part)
-    # A composite calls a closure before its parts step, so that the gradient is that of the weights as they were.
-    return parts[0] if len(parts) == 1 and not controlled else Composite(parts)
+    parts: list[Optimizer] = [SteepestDescent(steepest, lr=options.lr)] if steepest else []
+    parts += [AdamW(adam, lr=options.lr)] if adam else []
+    optimizer = parts[0] if len(parts) == 1 else Composite(parts)
+    attach(optimizer)
+    return optimizer
 
 
 def check_one_to_one(named_parameters: Mapping[str, Parameter], routes: Sequence[Route]) -> None:
@@ -92,7 +87,7 @@ def base(name: str, routes: list[Route], parameters: Mapping[str, Parameter], op
     lr = options.lr * routes[0].lr_mult
     names = [route.name for route in routes]
     group = {"name": name, "names": names, "params": [parameters[n] for n in names], "lr": lr, "initial_lr": lr}
-    return group | control_options(routes)
+    return group | ({} if routes[0].norm_control == "decay" else {"control": routes[0]})
 
 
 def steepest_options(route: Route, options: Options) -> Group:

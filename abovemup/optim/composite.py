@@ -1,7 +1,7 @@
 """Several optimizers that step as one."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -36,16 +36,9 @@ class Composite(Optimizer):
         super().load_state_dict(state_dict)
         self._share()
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step of every part. Returns what `closure`, when given, returns; it is called once."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = torch.enable_grad()(closure)() if closure else None
         for part in self.parts:
             part.step()
         return loss

@@ -3,44 +3,18 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Protocol
 
 from abovemup.config.errors import RequestError
-from abovemup.config.schema import ROLES, Experiment, NormControl, Role
+from abovemup.config.schema import ROLES, Experiment, NormControl
 from abovemup.geometry.norms import NORMS
 from abovemup.geometry.parameterization import ADAM, eps_multiplier, lr_multiplier, residual_multipliers
-
-
-class Spec(Protocol):
-    """What a model says of one of its tensors."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def base(self) -> tuple[int, ...]: ...
-    @property
-    def role(self) -> Role: ...
-    @property
-    def norm(self) -> str: ...
-    @property
-    def init(self) -> float: ...
-    @property
-    def forward(self) -> float: ...
+from abovemup.geometry.roles import ParameterSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
+class Route(ParameterSpec):
     """One row of the table that `abovemup show` prints."""
 
-    name: str
-    shape: tuple[int, ...]
-    base: tuple[int, ...]  # the shape at the base of the parameterization
-    role: Role
-    norm: str  # the role's norm, in which it is watched
-    init: float  # that norm after exact initialisation
-    forward: float  # multiplier in the forward pass
     rule: str  # how it steps: a name in geometry.NORMS, or "adam"
     scale: float  # the step has norm lr * scale in `rule`
     lr_mult: float  # lr of the group over optimizer.lr: the parameterization's factor times optimizer.lr_scale
@@ -51,11 +25,11 @@ class Route:
     optimizer: str  # steepest_descent, adam, adamw, or the user's optimizer.target
 
 
-def routing_table(specs: Iterable[Spec], experiment: Experiment) -> list[Route]:
+def routing_table(specs: Iterable[ParameterSpec], experiment: Experiment) -> list[Route]:
     """One Route per spec, in their order.
 
     Raises RequestError for a role or rule that does not exist, a rule for matrices on a vector, options of msign that
-    exclude each other, and a norm control without a weight decay or on a user's own optimizer.
+    exclude each other, and a norm control without a weight decay, with one too large, or on a user's own optimizer.
     """
     msign = experiment.optimizer.msign
     if msign.method == "exact" and msign.dtype == "bfloat16":
@@ -63,7 +37,7 @@ def routing_table(specs: Iterable[Spec], experiment: Experiment) -> list[Route]:
     return [_route(spec, experiment) for spec in specs]
 
 
-def _route(spec: Spec, experiment: Experiment) -> Route:
+def _route(spec: ParameterSpec, experiment: Experiment) -> Route:
     if spec.role not in ROLES:
         raise RequestError(f"{spec.name} has the unknown role {spec.role!r}: one of {', '.join(ROLES)}.")
     optimizer = experiment.optimizer
@@ -83,13 +57,7 @@ def _route(spec: Spec, experiment: Experiment) -> Route:
     control = _norm_control(spec, experiment)
     own = ("adamw" if weight_decay and control == "decay" else "adam") if adam else "steepest_descent"
     return Route(
-        name=spec.name,
-        shape=spec.shape,
-        base=spec.base,
-        role=spec.role,
-        norm=spec.norm,
-        init=spec.init,
-        forward=spec.forward,
+        **vars(spec),
         rule=row.norm,
         scale=1.0 if adam else row.scale,
         lr_mult=lr_mult,
@@ -101,7 +69,7 @@ def _route(spec: Spec, experiment: Experiment) -> Route:
     )
 
 
-def _norm_control(spec: Spec, experiment: Experiment) -> NormControl:
+def _norm_control(spec: ParameterSpec, experiment: Experiment) -> NormControl:
     """The role's, or the optimizer's unless the role is exempt from decay."""
     optimizer = experiment.optimizer
     row = getattr(optimizer.roles, spec.role)
@@ -113,12 +81,18 @@ def _norm_control(spec: Spec, experiment: Experiment) -> NormControl:
         raise RequestError(f"{where}norm_control={control} does not reach optimizer.target: drop one of them.")
     if row.weight_decay == 0 and row.norm_control is None:
         return "decay"
-    if (optimizer.weight_decay if row.weight_decay is None else row.weight_decay) == 0:
+    decay = optimizer.weight_decay if row.weight_decay is None else row.weight_decay
+    if decay == 0:
         raise RequestError(f"{where}norm_control={control} is as strong as {where}weight_decay, which is 0: set it.")
+    if control.startswith("pre_decay") and optimizer.lr * decay > 1:
+        raise RequestError(
+            f"{where}norm_control={control} needs optimizer.lr * weight_decay <= 1, not {optimizer.lr * decay:g}: "
+            "from there on a single step is longer than its bound. Lower one of the two."
+        )
     return control
 
 
-def _adam_eps(spec: Spec, experiment: Experiment) -> float:
+def _adam_eps(spec: ParameterSpec, experiment: Experiment) -> float:
     """CompleteP's table 1 (arXiv:2505.01618): a gradient inside a block also carries the block's multiplier."""
     p, m = experiment.parameterization, experiment.model
     factor = eps_multiplier(p.name, spec.role, spec.shape, spec.base)
@@ -128,7 +102,7 @@ def _adam_eps(spec: Spec, experiment: Experiment) -> float:
     return factor * (here / base)
 
 
-def _check_rule(spec: Spec, name: str) -> None:
+def _check_rule(spec: ParameterSpec, name: str) -> None:
     key = f"optimizer.roles.{spec.role}.norm={name}"
     if name not in NORMS:
         known = [ADAM, *NORMS]

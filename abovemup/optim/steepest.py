@@ -1,7 +1,7 @@
 """One optimizer for Scion, Muon, SignSGD and "Above MuP": steepest descent in the norm of each group's table row."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,22 +52,10 @@ class SteepestDescent(torch.optim.Optimizer):
         msign_dtype: str = "float32",
         absent_rows_rest: bool = False,
     ):
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "norm": norm,
-                "scale": scale,
-                "momentum": momentum,
-                "nesterov": nesterov,
-                "weight_decay": weight_decay,
-                "eps": eps,
-                "msign_method": msign_method,
-                "msign_steps": msign_steps,
-                "msign_dtype": msign_dtype,
-                "absent_rows_rest": absent_rows_rest,
-            },
-        )
+        options: Group = {"lr": lr, "norm": norm, "scale": scale, "momentum": momentum, "nesterov": nesterov}
+        options |= {"weight_decay": weight_decay, "eps": eps, "absent_rows_rest": absent_rows_rest}
+        options |= {"msign_method": msign_method, "msign_steps": msign_steps, "msign_dtype": msign_dtype}
+        super().__init__(params, options)
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
@@ -77,17 +65,10 @@ class SteepestDescent(torch.optim.Optimizer):
             self.param_groups.pop()
             raise
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step of every parameter that has a gradient. Returns what `closure`, when given, returns."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = torch.enable_grad()(closure)() if closure else None
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:

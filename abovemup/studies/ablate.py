@@ -16,7 +16,9 @@ from abovemup.config.compose import compose
 from abovemup.config.conf import conf_dir
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
+from abovemup.config.keys import did_you_mean
 from abovemup.config.numbers import parse_float
+from abovemup.config.values import shown
 from abovemup.studies.cells import Cell, Result, cell, result
 from abovemup.studies.transfer import Curve, by_arm, draw, drift, row, sentence
 from abovemup.tracking.summary import write_summary
@@ -64,23 +66,28 @@ def load(name: str, overrides: list[str], config_dir: Path | None) -> Ablation:
     """The ablation with what was typed: a key of an axis replaces it, any other is set in every cell. RequestError."""
     known = files(config_dir)
     if name not in known:
-        raise RequestError(f"no ablation {name}. There are: {', '.join(known)}. Your own needs --config-dir.")
+        hint = did_you_mean(name, list(known)) or f" There are: {', '.join(known)}; your own needs --config-dir."
+        raise RequestError(f"no ablation {name}.{hint}")
     tree = read_yaml(known[name])
     try:
         sections = [{str(k): values(v) for k, v in tree[part].items()} for part in ("seeds", "size", "arms")]
         (seeds,), (size,), arms = sections
         lr = {str(k): values(v) for k, v in tree["lr"].items()}
-        fixed = {str(k): typed(v) for k, v in tree["fixed"].items()}
+        fixed = {str(k): shown(v) for k, v in tree["fixed"].items()}
         question = str(tree["question"])
     except (LookupError, AttributeError, ValueError) as error:
         expected = "question, fixed, arms, size (one key), lr (optimizer: grid), seeds (one key)"
-        raise RequestError(f"{known[name]}: expected {expected}.") from error
+        raise RequestError(f"{known[name]}: expected {expected}. ({type(error).__name__}: {error})") from error
     axes = {key: found for section in sections for key, found in section.items()}
-    for text in overrides:
-        key, equals, value = text.partition("=")
-        axis = next((axis for axis in axes if key in axis.split(",")), None)
+    asked = [text.partition("=") for text in overrides]
+    for i, (key, equals, value) in enumerate(asked):
+        axis = next((axis for axis in axes if key in (axis, *axis.split(","))), None)
         if not equals:
-            raise RequestError(f"{text}: not KEY=VALUE.")
+            raise RequestError(f"{key}: not KEY=VALUE.")
+        if key in [other for other, _, _ in asked[:i]]:
+            raise RequestError(f"{key} is given twice: keep one.")
+        if key.startswith("run."):
+            raise RequestError(f"{key}: each cell has a folder of its own, in --dir.")
         if key == "optimizer.lr":
             lr = {"": values(value)}
         elif axis is not None:
@@ -93,24 +100,19 @@ def load(name: str, overrides: list[str], config_dir: Path | None) -> Ablation:
 def values(given: Any) -> list[str]:
     """A list, or what was typed: log2range(first,last,step), its end included, or values with commas between them."""
     if isinstance(given, list):
-        return [typed(value) for value in given]
-    if not (asked := _LOG2RANGE.fullmatch(typed(given))):
-        return re.split(r",(?![^\[\]{}]*[\]}])", typed(given))  # not within a list or a mapping
+        return list(dict.fromkeys(map(shown, given)))
+    if not (asked := _LOG2RANGE.fullmatch(shown(given))):
+        return list(dict.fromkeys(re.split(r",(?![^\[\]{}]*[\]}])", shown(given))))  # not within a list or mapping
     try:
         first, last, step = map(parse_float, asked.groups())
         count = round((last - first) / step)
     except (ValueError, ZeroDivisionError):
         first, last, step, count = 0, 1, 1, 0
-    if count < 0 or not math.isclose(first + count * step, last, abs_tol=1e-9):
+    if not 0 <= count < 1000 or not math.isclose(first + count * step, last, abs_tol=1e-9):
         raise RequestError(
-            f"{given}: expected log2range(first,last,step), whose steps lead from the first to the last."
+            f"{given}: expected log2range(first,last,step), at most 1000 steps that lead from the first to the last."
         )
     return [f"2^{first + i * step:g}" for i in range(count + 1)]
-
-
-def typed(value: Any) -> str:
-    """A YAML value as one would type it."""
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
@@ -166,7 +168,7 @@ def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, An
         "transfer": drifts,
         "verdict": sentence(drifts, f"from {ablation.size}={sizes[0]} to {sizes[-1]}"),
         "conditions": f"{said}, {seeds} seeds; intervals: the middle 95 % of a bootstrap over the seeds, the same for "
-        "every lr and size. With 3 seeds that is about the range from seed to seed.",
+        "every lr and size. With so few seeds that is about the range from seed to seed.",
     }
     write_summary(folder / "result.json", out)
     return out

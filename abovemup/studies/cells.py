@@ -81,7 +81,8 @@ def _set(value: Any) -> Any:
 
 
 def result(folder: Path, steps: int) -> Result:
-    """How the run in `folder` stands. It is finished when its results are present and whole, not when it says so."""
+    """How the run in `folder` stands. It is finished when its results are present and whole, not when it says so;
+    what is damaged, a missing summary.json too, is run again from its beginning."""
     if not (folder / "config.yaml").is_file():
         return Result("missing")
     try:
@@ -91,8 +92,6 @@ def result(folder: Path, steps: int) -> Result:
             return Result(status, math.inf)
         if status == "finished" and jsonl.read(folder / "metrics.jsonl")[-1]["step"] == steps:
             return Result(status, float(summary["val_loss"]), float(summary["output_norm"] or "nan"))
-    except FileNotFoundError:
-        return Result("unfinished")
     except (OSError, ValueError, LookupError, TypeError, RequestError):
         return Result("damaged")
     return Result({"finished": "damaged", "failed": "failed"}.get(status, "unfinished"))

@@ -6,9 +6,10 @@ before any activation does.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -18,31 +19,36 @@ from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.data.corpus import open_corpus
+from abovemup.geometry.roles import ROLE_NORM
 from abovemup.model.layers import Embedding, Linear, rope_angles, rotate
 from abovemup.model.llama import Attention, Block, FeedForward, Llama
-from abovemup.model.stability import report
+from abovemup.model.stability import Row as Measured
+from abovemup.model.stability import lower_bounds, report
 from abovemup.training.device import device
 from abovemup.training.trainer import Diverged, Trainer
 
-# What a check trains on unless something else is typed: endless tokens, no files, a small vocabulary.
-SETTINGS = {
-    "data": "synthetic",
-    "train.batch_size": "8",
-    "train.seq_len": "64",
-    "tracking": "local",
-    "norms.every": "0",  # the first and the last step
-    "eval.every": "0",
-    "checkpoint.every": "0",
-}
+# Unless something else is typed: endless tokens, no files, one thread, since more wait for each other on a busy CPU.
+SETTINGS = ["data=synthetic", "train.batch_size=8", "train.seq_len=64", "tracking=local", "train.threads=1"]
+SETTINGS += [f"{cadence}.every=0" for cadence in ("eval", "checkpoint", "norms")]  # norms: the first and the last step
 PROBE = 4  # windows of the validation split on which activations are measured
 
 NORM_TOLERANCE = 0.1  # of the slope of a role norm
 RMS_TOLERANCE = 0.35  # of the slope of an activation's RMS, upwards: the mean case of a sound layer may fall
-NORMS = ("norm", "update")  # judged by NORM_TOLERANCE, in every layer
-METRICS = ("forward", "dependency", "stability")  # "Above MuP", part 1; the third is update stability
-QUANTITIES = (*NORMS, *METRICS, "change", "rms", "logit")
+QUANTITIES = {  # name -> column of the table, title of the panel
+    "norm": ("|W|", "role norm of W"),
+    "update": ("|dW|", "role norm of the update"),
+    "forward": ("forward", "forward metric"),  # the three of "Above MuP", part 1
+    "dependency": ("depend.", "dependency metric"),
+    "stability": ("update", "update metric"),
+    "change": ("d output", "change of the output (RMS)"),
+    "rms": ("output", "output (RMS)"),
+    "logit": ("logit", "largest attention logit"),
+}
+NORMS = ("norm", "update")  # judged by NORM_TOLERANCE
 JUDGED_RMS = ("residual", "feed_forward.middle", "feed_forward.output")
 
+# The modules whose outputs are shown, and what is added to their names.
+SHOWN = {Embedding: "", Linear: "", Block: ".residual", Attention: ".output", FeedForward: ".output"}
 Key = tuple[str, str]  # (layer, quantity)
 
 
@@ -54,13 +60,11 @@ class Row:
     quantity: str
     values: list[float]
     slope: float  # of log2(value) over log2(size), least squares; nan where a value is 0 or not finite
-    judged: bool
-    verdict: str  # flat, grows, shrinks, or none
+    verdict: str  # flat, grows, shrinks, no slope, or none: not judged
     sound: bool  # within the tolerance, or not judged
     exact: bool = True  # False: the value is an upper bound
-    input_rms: float | None = (
-        None  # no norm in front: the maximum is conditional on RMS(x) = 1; the largest one measured
-    )
+    # Where no norm stands in front and the maximum is conditional on RMS(x) = 1: the largest one measured.
+    input_rms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Check:
     steps: int
     lr: float
     rows: list[Row] = field(repr=False)
+    # Of the halves of blocks and of the whole at the smallest size: found by ascent <= forward <= composed.
+    bounds: dict[str, tuple[float, float]]
     diverged: list[int]  # sizes at which a loss or gradient was not finite
 
     @property
@@ -81,8 +87,7 @@ class Check:
         return not self.diverged and all(row.sound for row in self.rows)
 
     def json(self) -> dict[str, Any]:
-        tolerance = {"norms": NORM_TOLERANCE, "rms": RMS_TOLERANCE}
-        return asdict(self) | {"flat": self.flat, "tolerance": tolerance}
+        return asdict(self) | {"flat": self.flat, "tolerance": {"norms": NORM_TOLERANCE, "rms": RMS_TOLERANCE}}
 
 
 def pairs(overrides: Sequence[str]) -> list[list[str]]:
@@ -90,159 +95,111 @@ def pairs(overrides: Sequence[str]) -> list[list[str]]:
     lists: list[list[str]] = [[]]
     for override in overrides:
         group, _, value = override.partition("=")
-        choices = value.split(",") if group in ("parameterization", "optimizer") else [value]
+        choices = dict.fromkeys(value.split(",")) if group in ("parameterization", "optimizer") else [value]
         lists = [[*chosen, f"{group}={choice}"] for chosen in lists for choice in choices]
     return lists
 
 
-def check(overrides: Sequence[str], over: str, sizes: Sequence[int], steps: int, note: Callable[[str], None]) -> Check:
-    """Train `steps` steps at each size (`model.width` or `model.depth`) and compare the last one.
-
-    Raises RequestError for fewer than two sizes, or an override that the check sets itself.
-    """
-    if len(set(sizes)) < 2:
-        raise RequestError(f"--{over}s {','.join(map(str, sizes))}: a slope needs at least two sizes.")
-    measured: dict[int, dict[Key, Value]] = {}
+def check(over: str, experiments: Sequence[Experiment], note: Callable[[str], None]) -> Check:
+    """Train each of `experiments`, which differ in `model.width` or `model.depth`, and compare their last steps."""
+    measured: dict[int, dict[Key, Measured]] = {}
+    bounds: dict[str, tuple[float, float]] = {}
     diverged = []
-    for size in sorted(set(sizes)):
-        exp = experiment(overrides, over, size, steps)
+    for exp in experiments:
+        size = getattr(exp.model, over)
         note(f"{exp.parameterization.name} x {exp.optimizer.name}, {over} {size}")
         try:
-            measured[size] = measure(exp, kinds=over == "depth")
+            measured[size], model = measure(exp)
         except Diverged:
             diverged.append(size)
+            continue
+        if not bounds:
+            bounds = {k: (lower, measured[size][k, "forward"].value) for k, lower in lower_bounds(model).items()}
+    if over == "depth":
+        measured = {size: by_kind(values) for size, values in measured.items()}
     rows = list(compare(measured, over, exp)) if len(measured) > 1 else []
-    name, optimizer = exp.parameterization.name, exp.optimizer
-    return Check(name, optimizer.name, over, sorted(set(sizes)), steps, optimizer.lr, rows, diverged)
+    sizes, optimizer = [getattr(exp.model, over) for exp in experiments], exp.optimizer
+    name, steps = exp.parameterization.name, exp.train.steps
+    return Check(name, optimizer.name, over, sizes, steps, optimizer.lr, rows, bounds, diverged)
 
 
 def experiment(overrides: Sequence[str], over: str, size: int, steps: int) -> Experiment:
+    """What is trained at one size. Raises RequestError, also for an override that the check sets itself."""
     typed = [override.lstrip("+~").partition("=")[0] for override in overrides]
     for key, option in (f"model.{over}", f"--{over}s"), ("train.steps", "--steps"), ("train.tokens", "--steps"):
         if key in typed:
             raise RequestError(f"{key} is set by {option} here.")
-    ours = [f"{key}={value}" for key, value in SETTINGS.items() if key not in typed]
+    ours = [setting for setting in SETTINGS if setting.partition("=")[0] not in typed]
     exp = compose([*ours, *overrides, f"model.{over}={size}", f"train.steps={steps}", "train.tokens=null"])
-    windows = replace(exp.eval, tokens=PROBE * exp.train.seq_len)
-    train = replace(exp.train, device=device(exp.train))
+    windows, train = replace(exp.eval, tokens=PROBE * exp.train.seq_len), replace(exp.train, device=device(exp.train))
     return replace(exp, eval=windows, train=train, norms=replace(exp.norms, which="role"))
 
 
 # ---- one size ----
 
 
-@dataclass(frozen=True)
-class Value:
-    value: float
-    exact: bool = True
-    input_rms: float | None = None
-
-
-def measure(exp: Experiment, kinds: bool) -> dict[Key, Value]:
-    """Every quantity of every layer at the last step. Raises Diverged.
-
-    `kinds`: layers of one kind together, the largest value of them, so that depths can be compared.
-    """
+def measure(exp: Experiment) -> tuple[dict[Key, Measured], Llama]:
+    """Every quantity of every layer at the last step, and the model there. Raises Diverged."""
     torch.set_num_threads(exp.train.threads)
     trainer = Trainer(exp, open_corpus(exp, lambda text: None))
-    tokens = trainer.validation[:PROBE, :-1].to(trainer.device)
-    start = activations(trainer.model, tokens)
-    record = {}
-    for t in range(1, exp.train.steps + 1):
-        if t == exp.train.steps:
-            before = {name: p.detach().clone() for name, p in trainer.parameters.items()}
-        record = trainer.advance() or {}
-    end = activations(trainer.model, tokens)
-    values: dict[Key, Value] = {}
-    for key, value in record.items():
-        quantity, _, rest = key.partition("/")
-        if quantity in NORMS:
-            values[rest.rpartition("/")[0], quantity] = Value(value)
-    for row in report(trainer.model, before, end.inputs):
-        quantity = "stability" if row.metric == "update" else row.metric
-        values[row.layer, quantity] = Value(row.value, row.exact, None if row.in_norm else row.input_rms)
-    for layer, output in end.outputs.items():
-        values[layer, "rms"] = Value(rms(output))
-        values[layer, "change"] = Value(rms(output - start.outputs[layer]))
-    for layer, logit in end.logits.items():
-        values[layer, "logit"] = Value(logit)
-    return by_kind(values) if kinds else values
+    model, tokens = trainer.model, trainer.validation[:PROBE, :-1].to(trainer.device)
+    start, _, _ = activations(model, tokens)
+    for _ in range(exp.train.steps):
+        before = {name: p.detach().clone() for name, p in trainer.parameters.items()}
+        record = trainer.advance()
+    end, inputs, logits = activations(model, tokens)
+    rows = [replace(r, metric="stability") if r.metric == "update" else r for r in report(model, before, inputs)]
+    for key, value in (record or {}).items():
+        if key.startswith(("norm/", "update/")):
+            quantity, layer, _ = key.split("/")
+            rows.append(Measured(layer, quantity, value))
+    for layer, output in end.items():
+        rows += [Measured(layer, "rms", rms(output)), Measured(layer, "change", rms(output - start[layer]))]
+    rows += [Measured(layer, "logit", value) for layer, value in logits.items()]
+    return {(row.layer, row.metric): row for row in rows}, model
 
 
 def rms(x: Tensor) -> float:
     return x.double().square().mean().sqrt().item()
 
 
-def by_kind(values: dict[Key, Value]) -> dict[Key, Value]:
-    """Without the number of the block: the largest of each kind."""
-    kinds: dict[Key, Value] = {}
+def by_kind(values: dict[Key, Measured]) -> dict[Key, Measured]:
+    """Without the number of the block, so that depths can be compared: the largest of each kind."""
+    kinds: dict[Key, Measured] = {}
     for (layer, quantity), value in values.items():
-        key = (".".join(part for part in layer.split(".") if part != "layers" and not part.isdigit()), quantity)
+        key = re.sub(r"layers\.\d+\.?", "", layer), quantity
         kinds[key] = max(kinds.get(key, value), value, key=lambda v: math.inf if math.isnan(v.value) else v.value)
     return kinds
 
 
-@dataclass
-class Activations:
-    outputs: dict[str, Tensor] = field(default_factory=dict)  # of each layer, of each block (residual)
-    inputs: dict[str, float] = field(default_factory=dict)  # the largest RMS of an input of each linear layer
-    logits: dict[str, float] = field(default_factory=dict)  # the largest |scale q.k| of each attention
-
-
 @torch.no_grad()
-def activations(model: Llama, tokens: Tensor) -> Activations:
-    """One forward pass over tokens (B, T), watched."""
-    seen = Activations()
-    with watching(model, seen):
-        model(tokens)
-    return seen
+def activations(model: Llama, tokens: Tensor) -> tuple[dict[str, Tensor], dict[str, float], dict[str, float]]:
+    """One forward pass over tokens (B, T): the output of each layer, half and block; the largest RMS of an input of
+    each module; the largest |scale q.k| of each attention."""
+    arrives: dict[str, Tensor] = {}
+    gives: dict[str, Tensor] = {}
 
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
+            arrives[name], gives[name] = args[0].detach().float(), result.detach().float()
 
-@contextmanager
-def watching(model: Llama, seen: Activations) -> Iterator[None]:
-    """Hooks that fill `seen` during a forward pass."""
-    handles = []
-    queries: dict[str, Tensor] = {}
+        return hook
 
-    def output(name: str) -> Callable[..., None]:
-        return lambda module, inputs, result: seen.outputs.update({name: result.detach().float()})
-
-    def middle(name: str) -> Callable[..., None]:
-        return lambda module, inputs: seen.outputs.update({name: inputs[0].detach().float()})
-
-    def entry(name: str) -> Callable[..., None]:
-        return lambda module, inputs: seen.inputs.update(
-            {name: inputs[0].float().square().mean(-1).amax().sqrt().item()}
-        )
-
-    def query(name: str) -> Callable[..., None]:
-        return lambda module, inputs, result: queries.update({name: result.detach().float()})
-
-    def key(name: str, attention: Attention) -> Callable[..., None]:
-        def logit(module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> None:
-            seen.logits[f"{name}.logits"] = largest_logit(attention, queries[name], result.detach().float(), model)
-
-        return logit
-
+    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
     try:
-        for name, module in model.named_modules():
-            if isinstance(module, Embedding | Linear):
-                handles.append(module.register_forward_hook(output(name)))
-            if isinstance(module, Linear):
-                handles.append(module.register_forward_pre_hook(entry(name)))
-            elif isinstance(module, Block):
-                handles.append(module.register_forward_hook(output(f"{name}.residual")))
-            elif isinstance(module, FeedForward):
-                handles.append(module.norm.register_forward_pre_hook(middle(f"{name}.middle")))
-                handles.append(module.register_forward_hook(output(f"{name}.output")))
-            elif isinstance(module, Attention):
-                handles.append(module.register_forward_hook(output(f"{name}.output")))
-                handles.append(module.q_norm.register_forward_hook(query(name)))
-                handles.append(module.k_norm.register_forward_hook(key(name, module)))
-        yield
+        model(tokens)
     finally:
         for handle in handles:
             handle.remove()
+    outputs, logits = {}, {}
+    for name, module in model.named_modules():
+        if type(module) in SHOWN:
+            outputs[name + SHOWN[type(module)]] = gives[name]
+        if isinstance(module, FeedForward):
+            outputs[f"{name}.middle"] = arrives[f"{name}.norm"]
+        if isinstance(module, Attention):
+            logits[f"{name}.logits"] = largest_logit(module, gives[f"{name}.q_norm"], gives[f"{name}.k_norm"], model)
+    return outputs, {name: x.square().mean(-1).amax().sqrt().item() for name, x in arrives.items()}, logits
 
 
 def largest_logit(attention: Attention, q: Tensor, k: Tensor, model: Llama) -> float:
@@ -256,45 +213,37 @@ def largest_logit(attention: Attention, q: Tensor, k: Tensor, model: Llama) -> f
 # ---- over the sizes ----
 
 
-def compare(measured: dict[int, dict[Key, Value]], over: str, exp: Experiment) -> Iterator[Row]:
+def compare(measured: dict[int, dict[Key, Measured]], over: str, exp: Experiment) -> Iterator[Row]:
     sizes = list(measured)
     for layer, quantity in measured[sizes[0]]:
-        values = [measured[size][layer, quantity] for size in sizes if (layer, quantity) in measured[size]]
-        if len(values) < len(sizes):
-            continue
-        slope = log_slope(sizes, [v.value for v in values])
-        tolerance = judged(layer, quantity, over, exp)
-        verdict, sound = judge(slope, tolerance, both=quantity in NORMS)
-        conditional = [v.input_rms for v in values if v.input_rms is not None]
-        yield Row(
-            layer=layer,
-            quantity=quantity,
-            values=[v.value for v in values],
-            slope=slope,
-            judged=tolerance is not None,
-            verdict=verdict,
-            sound=sound,
-            exact=all(v.exact for v in values),
-            input_rms=max(conditional) if conditional else None,
-        )
+        rows = [measured[size][layer, quantity] for size in sizes]
+        values = [row.value for row in rows]
+        slope = log_slope(sizes, values)
+        verdict, sound = judge(slope, tolerance(layer, quantity, over, exp), both=quantity in NORMS)
+        loose = [row.input_rms for row in rows if row.input_rms is not None]
+        exact = all(row.exact for row in rows)
+        yield Row(layer, quantity, values, slope, verdict, sound, exact, max(loose, default=None))
 
 
 def log_slope(sizes: Sequence[int], values: Sequence[float]) -> float:
     """The least-squares slope of log2(value) over log2(size); nan when a value has no logarithm."""
     if not all(0 < value < math.inf for value in values):
         return math.nan
-    x = [math.log2(size) for size in sizes]
-    y = [math.log2(value) for value in values]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum((a - mean_x) ** 2 for a in x)
+    return linear_regression([math.log2(size) for size in sizes], [math.log2(value) for value in values]).slope
 
 
-def judged(layer: str, quantity: str, over: str, exp: Experiment) -> float | None:
-    """The tolerance of a slope; None for what is shown only.
+def tolerance(layer: str, quantity: str, over: str, exp: Experiment) -> float | None:
+    """Of a slope; None for what is shown only.
 
-    Over depths the norm of wo and w2 follows model.depth_init by design, and only their updates are judged.
+    A gain or bias is judged by its update, where that has the norm of its role; in its weight a few steps add up or
+    cancel, and the largest entry is chance. Over depths the norm of wo and w2 follows model.depth_init by design, and
+    only their updates are judged.
     """
     if quantity in NORMS:
+        role = "gain" if layer.endswith("norm") else "bias" if layer.endswith("bias") else None
+        if role is not None:
+            own = getattr(exp.optimizer.roles, role).norm == ROLE_NORM[role]
+            return NORM_TOLERANCE if own and quantity == "update" else None
         designed = over == "depth" and quantity == "norm" and exp.model.depth_init != "identity"
         return None if designed and layer.endswith((".wo", ".w2")) else NORM_TOLERANCE
     return RMS_TOLERANCE if quantity == "rms" and layer.endswith(JUDGED_RMS) else None

@@ -4,31 +4,21 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from abovemup.studies.coordcheck import Check, Row
+from abovemup.studies.coordcheck import QUANTITIES, Check
 from abovemup.tracking.plot import braille
-
-PANELS = {
-    "norm": "role norm of W",
-    "update": "role norm of the update",
-    "forward": "forward metric",
-    "stability": "update metric",
-    "change": "change of the output (RMS)",
-    "rms": "output (RMS)",
-    "logit": "largest attention logit",
-}
 
 
 def save_figure(checks: Sequence[Check], path: Path) -> None:
     """One row of panels a check, one line a layer; both axes are logarithmic. Unsound layers are drawn red."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2.3 * len(PANELS), 2.6 * len(checks)), layout="constrained")
-    grid = figure.subplots(len(checks), len(PANELS), squeeze=False)
+    figure = Figure(figsize=(2.3 * len(QUANTITIES), 2.6 * len(checks)), layout="constrained")
+    grid = figure.subplots(len(checks), len(QUANTITIES), squeeze=False)
     for check, line in zip(checks, grid, strict=True):
-        for (quantity, title), axes in zip(PANELS.items(), line, strict=True):
+        for (quantity, (_, title)), axes in zip(QUANTITIES.items(), line, strict=True):
             rows = [row for row in check.rows if row.quantity == quantity]
             for row in sorted(rows, key=lambda row: not row.sound):
-                colour = "tab:red" if not row.sound else "tab:blue" if row.judged else "0.7"
+                colour = "tab:red" if not row.sound else "0.7" if row.verdict == "none" else "tab:blue"
                 axes.plot(check.sizes[: len(row.values)], row.values, color=colour, marker=".", linewidth=1)
             axes.set(xscale="log", yscale="log", xlabel=check.over, title=title)
             axes.set_xticks(check.sizes, [str(size) for size in check.sizes], minor=False)
@@ -40,18 +30,13 @@ def save_figure(checks: Sequence[Check], path: Path) -> None:
 
 def curves(check: Check, width: int = 48, height: int = 3) -> Iterator[str]:
     """Lines for a terminal: of each quantity the layer that changes most, log2 of its value over log2 of the size."""
-    for quantity, title in PANELS.items():
+    for quantity, (_, title) in QUANTITIES.items():
         rows = [row for row in check.rows if row.quantity == quantity and not math.isnan(row.slope)]
         if rows:
             steepest = max(rows, key=lambda row: abs(row.slope))
             first, last = steepest.values[0], steepest.values[-1]
             yield f"{title}: {steepest.layer}, {first:.3g} -> {last:.3g} (slope {steepest.slope:+.2f})"
-            yield from braille(stretched(steepest, width), height)
-
-
-def stretched(row: Row, width: int) -> list[float | None]:
-    """log2 of the values at equal distances, nothing between them: the plot joins them."""
-    columns: list[float | None] = [None] * (2 * width)
-    for i, value in enumerate(row.values):
-        columns[round(i * (2 * width - 1) / (len(row.values) - 1))] = math.log2(value)
-    return columns
+            columns: list[float | None] = [None] * (2 * width)  # at equal distances, which the plot joins
+            for i, value in enumerate(steepest.values):
+                columns[round(i * (2 * width - 1) / (len(steepest.values) - 1))] = math.log2(value)
+            yield from braille(columns, height)

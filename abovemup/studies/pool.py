@@ -33,8 +33,10 @@ class Pool:
     Several pools on one folder share its cells. A pool tries each cell once: what fails is tried again by the next.
     """
 
-    def __init__(self, folder: Path, jobs: int, config_dir: Path | None, say: Callable[[str], None]) -> None:
-        self.folder, self.jobs, self.config_dir, self.say = folder, jobs, config_dir, say
+    def __init__(
+        self, folder: Path, jobs: int, config_dir: Path | None, say: Callable[[str], None], fail: Callable[[str], None]
+    ) -> None:
+        self.folder, self.jobs, self.config_dir, self.say, self.fail = folder, jobs, config_dir, say, fail
         self.running: list[Job] = []
         self.seconds: dict[float, float] = {}  # cost of a cell -> what the last such cell took
 
@@ -115,8 +117,10 @@ class Pool:
             if found.done:
                 self.seconds[job.cell.cost] = took
             else:
-                lines = (self.folder / "logs" / f"{job.cell.name}.log").read_text(errors="replace").split("\n")
-                told = f"failed: {next((line for line in reversed(lines) if line.strip()), '')}"
+                log = self.folder / "logs" / f"{job.cell.name}.log"
+                said = log.read_text(errors="replace").rpartition("\nabovemup: ")[2].strip().split("\n")
+                self.fail(f"{job.cell.name} failed: {' '.join(said[:2])} (its log: {log})")
+                continue
             done = total - len(waiting) - len(self.running)
             left = self.estimate([*waiting, *(other.cell for other in self.running)]) / 60
             self.say(f"{done}/{total}  {job.cell.name}  {told}  {took:.0f} s  about {left:.0f} min left")

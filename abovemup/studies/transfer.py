@@ -68,7 +68,7 @@ def row(curve: Curve) -> dict[str, Any]:
     if not seeds:
         return out
     found = best(curve.lrs, curve.losses[:, seeds].mean(axis=1))
-    return out | {"best": vars(found), "interval": interval(bootstrap(curve, seeds))}
+    return out | {"best": vars(found), "interval": interval(bootstrap(curve, seeds)) if len(seeds) > 1 else None}
 
 
 def drift(first: Curve, last: Curve) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def by_arm(curves: list[Curve]) -> Iterator[list[Curve]]:
 
 
 def draw(curves: list[Curve], size: str, folder: Path) -> None:
-    """figure.png and .svg: a panel an arm, a line a size (mean and range of seeds), the best marked (edge: hollow)."""
+    """figure.png: a panel an arm, a line a size (mean and range of seeds), the best marked (edge: hollow)."""
     from matplotlib.figure import Figure
 
     rows = len({curve.arm[:-1] for curve in curves})
@@ -131,5 +131,4 @@ def draw(curves: list[Curve], size: str, folder: Path) -> None:
                 axes.axvline(found.vertex, color=colour, linewidth=0.8, linestyle=":")
         if axes.lines:
             axes.legend(fontsize=8)
-    for kind in ("png", "svg"):
-        figure.savefig(folder / f"figure.{kind}", dpi=120)
+    figure.savefig(folder / "figure.png", dpi=120)

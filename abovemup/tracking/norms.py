@@ -3,14 +3,15 @@
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from abovemup.config.schema import NormName
 from abovemup.geometry.msign import wide
-from abovemup.geometry.norms import NORMS, length
+from abovemup.geometry.norms import NORMS, frobenius
+from abovemup.geometry.roles import ParameterSpec
 from abovemup.geometry.spectrum import (
     BLOCK,
     condition_number,
@@ -29,28 +30,17 @@ PASS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "one_to_rms": lambda W, A: NORMS["one_to_rms"].norm(A.mT),
     "max_abs": lambda W, A: W.flatten(1).abs().amax(-1),
     "rms": lambda W, A: NORMS["rms"].norm(W),
-    "frobenius": lambda W, A: length(W.flatten(1))[:, 0],
+    "frobenius": lambda W, A: frobenius(W),
 }
-# Of their singular values, rising, and the operators; those of SPECTRUM need all: the Gram matrix at any size.
-SPECTRAL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "rms_to_rms": lambda sigma, A: sigma[:, -1].to(A) / NORMS["rms_to_rms"].radius(A.shape),
-    "stable_rank": lambda sigma, A: stable_rank(length(A.flatten(1))[:, 0], sigma[:, -1]),
-    "effective_rank": lambda sigma, A: effective_rank(sigma),
-    "condition_number": lambda sigma, A: condition_number(sigma),
+# Of their singular values besides, rising; those of SPECTRUM need all: the Gram matrix at any size.
+SPECTRAL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "rms_to_rms": lambda W, A, sigma: sigma[:, -1] / NORMS["rms_to_rms"].radius(A.shape),
+    "stable_rank": lambda W, A, sigma: stable_rank(frobenius(W), sigma[:, -1]),
+    "effective_rank": lambda W, A, sigma: effective_rank(sigma),
+    "condition_number": lambda W, A, sigma: condition_number(sigma),
 }
 SPECTRUM = ("effective_rank", "condition_number")
 Which = Literal["role", "all"] | Sequence[NormName]
-
-
-class Tracked(Protocol):
-    """What a routing table says of a parameter."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def role(self) -> str: ...
-    @property
-    def norm(self) -> str: ...
 
 
 class NormTracker:
@@ -61,17 +51,18 @@ class NormTracker:
     operator: an embedding (V, d) acts as its transpose. A gradient has the dual of its role's norm.
 
     Rows of embedding and head from `vocab_size` on are padding and take no part. The norm of a tensor with a NaN is
-    nan, of zeros 0. Weights and random state are left as they are; the device is read once per call, and where
-    LAPACK or a residual needs it. Same-shaped tensors are measured in one batched call. A largest singular value is
-    exact up to a smaller side of EXACT, beyond that within 1e-3 (`geometry.spectrum`): a weight's starts from
-    `blocks`, name -> vectors of the measurement before, which belong to a checkpoint. Cost: rows and entries one
-    pass; on one core 28 Gram matrices of width 64 take about 4 ms, one of width 1024 takes 0.15 s.
+    nan, of zeros 0, of a sharded one that of the whole, which every process gathers. Weights and random state are left
+    as they are; the device is read once per call, and where LAPACK or a residual needs it. Same-shaped tensors are
+    measured in one batched call. A largest singular value is exact up to a smaller side of `exact`, beyond that within
+    1e-3 (`geometry.spectrum`): a weight's starts from `blocks`, name -> vectors of the measurement before, which belong
+    to a checkpoint. Cost: rows and entries one pass; on one core 28 Gram matrices of width 64 take about 4 ms, one of
+    width 1024 takes 0.15 s.
     """
 
     def __init__(
         self,
         named: Mapping[str, Tensor],
-        routes: Sequence[Tracked],
+        routes: Sequence[ParameterSpec],
         vocab_size: int | None = None,
         which: Which = "role",
     ):
@@ -85,12 +76,13 @@ class NormTracker:
             fitting = wanted if tensor.ndim > 1 else [name for name in wanted if name in VECTOR]
             self.names.append(list(dict.fromkeys([route.norm, *fitting])))
             self.groups.setdefault((route.norm, tensor.shape), []).append(i)
+        self.exact = EXACT
         self.blocks: dict[str, Tensor] = {}
         self.before: list[Tensor] | None = None
 
     def tensors(self) -> list[Tensor]:
         """What is measured: the weights as they are now, without the padding."""
-        return [p.detach()[:rows] for p, rows in zip(self.parameters, self.rows, strict=True)]
+        return [whole(p)[:rows] for p, rows in zip(self.parameters, self.rows, strict=True)]
 
     def before_step(self) -> None:
         """Keep a copy of the weights, for `updates`."""
@@ -120,7 +112,7 @@ class NormTracker:
             return {f"{norm}_dual": NORMS[norm].dual_norm(G)}
 
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return self._values("grad", lambda i: grads[i][: self.rows[i]], duals)
+        return self._values("grad", lambda i: whole(grads[i])[: self.rows[i]], duals)
 
     def _values(
         self, kind: str, tensor: Callable[[int], Tensor], measure: Callable[[Tensor, list[int]], dict[str, Tensor]]
@@ -148,14 +140,14 @@ class NormTracker:
         A = W.mT if self.routes[batch[0]].norm == "one_to_rms" else W  # the operator, of a matrix
         values = {name: PASS[name](W, A) for name in names if name in PASS}
         if spectral := [name for name in names if name not in PASS]:
-            whole = any(name in SPECTRUM for name in spectral)
-            spectrum = singular_values(W).to(W.device) if whole else self._largest(W, batch, keep)[:, None]
-            values |= {name: SPECTRAL[name](spectrum, A) for name in spectral}
+            every = any(name in SPECTRUM for name in spectral)
+            spectrum = singular_values(W) if every else self._largest(W, batch, keep)[:, None]
+            values |= {name: SPECTRAL[name](W, A, spectrum) for name in spectral}
         return {name: values[name] for name in names}
 
     def _largest(self, W: Tensor, batch: list[int], keep: bool) -> Tensor:
         side = min(W.shape[-2:])
-        if side <= EXACT:
+        if side <= self.exact:
             return singular_values(W)[:, -1]
         names = [self.routes[i].name for i in batch]
         starts = torch.stack([cold_block(name, side) for name in names]).to(W.device)
@@ -166,6 +158,12 @@ class NormTracker:
         if keep:
             self.blocks |= dict(zip(names, blocks, strict=True))
         return sigma
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, of one that is sharded (a DTensor) all of it."""
+    tensor = tensor.detach()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 def cold_block(name: str, side: int) -> Tensor:

@@ -140,6 +140,7 @@ def load(path: Path) -> State:
     Raises RequestError when it is whole but lacks a part of the state.
     """
     model, optimizer, rest = (_read(path / name) for name in FILES)
+    rest.setdefault("norms", {})  # earlier checkpoints lack it, and nothing but where a measurement starts is in it
     if missing := [key for key in REST if key not in rest]:
         raise RequestError(f"{path} lacks {', '.join(missing)}: it cannot be continued exactly. Choose another @STEP.")
     return State(model=model, optimizer=optimizer, **{key: rest[key] for key in REST})

@@ -7,6 +7,7 @@ import pytest
 
 from abovemup.cli.main import run
 from abovemup.config.conf import choices
+from tests.geometry.exponents import exponents
 
 KINDS = ("embedding", "hidden", "head", "gain", "bias", "attention")
 LAYERS = ("layers.0.attention.wq", "layers.1.feed_forward", "layers.0", "head", "layers.0.attention_norm")
@@ -34,8 +35,19 @@ def test_every_name_has_a_page(name: str, capsys: pytest.CaptureFixture[str]) ->
 def test_above_mup_is_both_unless_one_is_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert [p["name"] for p in pages(capsys, "above_mup")] == ["parameterization=above_mup", "optimizer=above_mup"]
     [page] = pages(capsys, "above_mup", "optimizer=adam", "model.width=256")
-    powers = {row["role"]: (row["init_std^"], row["lr^"]) for row in page["roles"]}
+    powers = {row["role"]: (row["init std ~ n^"], row["lr ~ n^"]) for row in page["roles"]}
     assert powers == {"embedding": (0, 0), "hidden": (-0.5, -1), "head": (-1, -1), "gain": (0, 0), "bias": (0, 0)}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon", "scion", "scion_constrained", "signsgd"])
+@pytest.mark.parametrize("parameterization", ["standard", "mup", "above_mup"])
+def test_powers_are_the_documented_ones(
+    parameterization: str, optimizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [page] = pages(capsys, parameterization, f"optimizer={optimizer}")
+    for row in page["roles"]:
+        documented = exponents(parameterization, row["role"], row["rule"])
+        assert (row["init std ~ n^"], row["lr ~ n^"]) == (documented.init_std, documented.lr), row
 
 
 def test_the_numbers_are_the_configs(capsys: pytest.CaptureFixture[str]) -> None:

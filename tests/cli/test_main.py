@@ -168,10 +168,10 @@ def test_show_prints_the_config_and_every_parameter(elsewhere: Path, capsys: pyt
     rows = table(out)
     assert len(rows) == 2 + 4 * 7
     assert rows["layers.3.feed_forward.w2.weight"] == [
-        *("layers.3.feed_forward.w2.weight", "128 x 352", "hidden", "rms_to_rms", "0.3536", "1", "adam"),
-        *("1", "0.5", "0.1", "0.9", "adamw"),
+        *("layers.3.feed_forward.w2.weight", "128 x 352", "64 x 176", "hidden", "rms_to_rms", "0.3536", "0.01136", "1"),
+        *("adam", "1", "0.5", "176", "0.1", "0.9", "adamw"),
     ]
-    assert rows["embedding.weight"][8] == "1"
+    assert rows["embedding.weight"][10] == "1"
     assert not list(elsewhere.iterdir())
     assert run([*arguments, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

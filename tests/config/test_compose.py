@@ -11,6 +11,7 @@ from abovemup.config import io
 from abovemup.config.compose import compose
 from abovemup.config.conf import GROUPS, choices, defaults
 from abovemup.config.diff import differences
+from abovemup.config.errors import RequestError
 from abovemup.config.resolve import cores
 from abovemup.config.schema import Experiment, Run
 
@@ -206,6 +207,7 @@ def test_hydras_grammar_otherwise() -> None:
     e = compose(["tracking.tags=[a, b]", "run.name='x, y'", "optimizer.args={a: 1, b: [2]}", "+optimizer.args.c=3"])
     assert (e.tracking.tags, e.run.name, e.optimizer.args) == (["a", "b"], "x, y", {"a": 1, "b": [2], "c": 3})
     assert compose(["run.name=007"]).run.name == "007"
+    assert compose(["train={steps: 3, batch_size: 2}"]) == compose(["train.steps=3", "train.batch_size=2"])
     assert compose(["eval.tokens=${train.seq_len}"]).eval.tokens == 128
 
 
@@ -305,6 +307,10 @@ def test_a_file_with_some_keys_is_a_preset(tmp_path: Path) -> None:
         ["optimizer=muon", "optimizer.lr=2^-7", "train.tokens=2^20", "optimizer.momentum=0.5", "model.heads=8"]
     )
     assert compose(["train.steps=4"], config_file=file).train.tokens == 4 * 2048
+    io.save(compose(["optimizer.args={a: 1, b: 2}"]), file)
+    assert compose(["optimizer.args.c=3"], config_file=file).optimizer.args == {"a": 1, "b": 2, "c": 3}
+    file.write_text("optimizer: {args: {d: 4}}\ntrain:\n")  # an empty section is none
+    assert compose([], config_file=file) == compose(["optimizer.args={d: 4}"])
 
 
 def test_choices_of_ones_own(tmp_path: Path) -> None:
@@ -335,3 +341,11 @@ def test_hydra_is_left_as_it_was_found() -> None:
 
     compose([])
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_kv_heads_of_the_base_are_never_more_than_its_heads() -> None:
+    assert compose(["model=tiny", "model.width=256", "model.kv_heads=8"]).parameterization.base_kv_heads == 4
+    assert compose(["model=tiny", "model.width=256", "model.kv_heads=2"]).parameterization.base_kv_heads == 2
+    assert compose(["model=tiny", "model.width=256"]).parameterization.base_kv_heads == 2
+    with pytest.raises(RequestError, match="4 heads"):
+        compose(["model=tiny", "parameterization.base_kv_heads=30"])

@@ -22,6 +22,7 @@ from abovemup.config.numbers import parse_float, parse_int
         ("2^20", 2**20),
         ("2**20", 2**20),
         ("2^63", 2**63),
+        ("3^39", 3**39),
         ("1_000", 1000),
         ("-1", -1),
     ],

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from abovemup.geometry.exponents import exponents
 from abovemup.geometry.norms import NORMS, SPECTRAL
 from abovemup.geometry.parameterization import (
     ADAM,
@@ -16,11 +15,13 @@ from abovemup.geometry.parameterization import (
     eps_multiplier,
     init_norm,
     init_std,
+    largest_step,
     lr_multiplier,
     residual_multipliers,
     step_norm,
 )
 from abovemup.geometry.roles import ROLE_NORM
+from tests.geometry.exponents import exponents
 
 RULES = [ADAM, *NORMS]
 MATRICES = ("embedding", "hidden", "head")
@@ -45,6 +46,24 @@ def test_step_norm_is_the_least_upper_bound(rule: str, role: str, shape: tuple[i
     for _ in range(20):
         G = torch.randn(shape, generator=g, dtype=torch.float64)
         assert own.norm(step(rule, G)).item() <= bound * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (6,), (1,)])
+@pytest.mark.parametrize("role", ROLE_NORM)
+@pytest.mark.parametrize("rule", RULES)
+def test_largest_step_is_attained_and_bounds_every_step(rule: str, role: str, shape: tuple[int, ...]) -> None:
+    """Here `rms` normalises a matrix as a whole, as the optimizer does."""
+    ndim = 1 if rule == ADAM else NORMS[rule].ndim
+    own = NORMS[ROLE_NORM[role]]
+    if own.ndim != len(shape) or ndim > len(shape):
+        return
+    g = torch.Generator().manual_seed(0)
+    one, ones = torch.zeros(shape).double(), torch.ones(shape).double()
+    one.view(-1)[0] = 1
+    gradients = [one, ones, *([torch.eye(*shape).double()] if len(shape) == 2 else [])]
+    gradients += [torch.randn(shape, generator=g, dtype=torch.float64) for _ in range(20)]
+    steps = [step(rule, G if ndim == 2 else G.flatten()).view(shape) for G in gradients]
+    assert max(own.norm(D).item() for D in steps) == pytest.approx(largest_step(rule, role, shape), rel=1e-12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -140,6 +159,8 @@ def test_fixed_kv_heads() -> None:
     # Input-like: fan_in does not grow, so neither std nor lr changes.
     assert init_norm("mup", "exact", "hidden", (128, 8), (32, 8)) == 1
     assert lr_multiplier("mup", "hidden", ADAM, (128, 8), (32, 8)) == 1
+    # But singular values of one size have a norm that falls as d_out alone grows.
+    assert lr_multiplier("mup", "hidden", "spectral", (128, 8), (32, 8)) == 2
 
 
 STD_POWER = {  # parameterization -> power of the std in n_in for growing, kv-fixed and mixed matrices, and the head

@@ -111,7 +111,7 @@ def test_all_singular_values_and_what_is_made_of_them(shape: tuple[int, int]) ->
     W = gaussian(*shape).double()
     sigma = torch.linalg.svdvals(W).flip(-1)
     torch.testing.assert_close(singular_values(W), sigma, rtol=1e-12, atol=0)
-    p = sigma**2 / (sigma**2).sum()
+    p = sigma / sigma.sum()
     found = singular_values(W)
     assert effective_rank(found).item() == pytest.approx(math.exp(-(p * p.log()).sum()), rel=1e-12)
     assert condition_number(found).item() == pytest.approx((sigma[-1] / sigma[0]).item(), rel=1e-9)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from abovemup.geometry import stability
 from abovemup.geometry.norms import NORMS
-from abovemup.geometry.stability import Metric, attention_logit, attention_logit_bound, linear, sphere, swiglu
+from abovemup.geometry.stability import Affine, Metric, attention_logit, linear, sphere, swiglu
 
 SHAPES = [(16, 64), (64, 16), (13, 7), (7, 13), (11, 11), (1, 7), (7, 1), (1, 1)]
 
@@ -130,6 +130,22 @@ def test_a_nan_stays_alone() -> None:
     assert stability.head_pair(W).value.isnan().tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("power", [-120, -60, 0, 60, 120])
+def test_the_scale_of_the_weights_does_not_matter(dtype: torch.dtype, power: int) -> None:
+    """Squares of such entries over- or underflow."""
+    size = 2.0 ** (power if dtype == torch.float32 else 5 * power)
+    W, b = gaussian(9, 4).to(dtype), gaussian(9, seed=1).to(dtype)
+    for f in (linear, stability.embedding, stability.head_logit, stability.head_centred, stability.head_pair):
+        torch.testing.assert_close(f(size * W).value / size, f(W).value, rtol=1e-6, atol=0)
+        assert f(size * W).value > 0
+    torch.testing.assert_close(linear(size * W, size * b).value / size, linear(W, b).value, rtol=1e-6, atol=0)
+    torch.testing.assert_close(attained(linear(size * W, size * b)), attained(linear(W, b)), rtol=1e-4, atol=1e-6)
+    pair = stability.head_pair(size * W)
+    logits = (W @ attained(pair)).double()
+    assert (logits.max() - logits.min()).item() == pytest.approx(stability.head_pair(W).value.item(), rel=1e-6)
+
+
 METRICS: dict[str, tuple[Callable[..., Metric], list[tuple[int, ...]]]] = {
     "linear": (linear, [(7, 5)]),
     "affine": (linear, [(7, 5), (7,)]),
@@ -138,11 +154,11 @@ METRICS: dict[str, tuple[Callable[..., Metric], list[tuple[int, ...]]]] = {
     "head_logit": (stability.head_logit, [(11, 5)]),
     "head_pair": (stability.head_pair, [(11, 5)]),
     "gain": (stability.gain, [(5,)]),
-    "logit": (lambda q, k: attention_logit(q, k, 0.3), [(4, 3, 5), (2, 3, 5)]),
-    "logit bound": (lambda q, k: attention_logit_bound((q, None), (k, None), 0.3), [(4, 3, 5), (2, 3, 5)]),
-    "swiglu": (lambda g, a, u, b: swiglu((g, a), (u, b)), [(7, 5), (7,), (7, 5), (7,)]),
+    "logit": (lambda q, k: attention_logit(linear(q).value, linear(k).value, 0.3, 3), [(4, 3, 5), (2, 3, 5)]),
+    "head_centred": (stability.head_centred, [(11, 5)]),
+    "swiglu": (lambda g, a, u, b: swiglu(Affine(g, a), Affine(u, b)), [(7, 5), (7,), (7, 5), (7,)]),
     "swiglu_change": (
-        lambda g, u: stability.swiglu_change((g, None), (u, None), (u, None), (g, None)),
+        lambda g, u: stability.swiglu_change(Affine(g), Affine(u), Affine(u), Affine(g)),
         [(7, 5), (7, 5)],
     ),
 }
@@ -194,6 +210,13 @@ def test_pair_metric_is_every_pairs_in_chunks_of_any_size(
     assert stability.head_pair(W.float()).value == pytest.approx(slow, rel=1e-5)
 
 
+def test_a_large_common_part_hides_no_pair() -> None:
+    """In float32 the squares of the rows as they are would have no digit left for their distance."""
+    W = (gaussian(200, 5) + 3000).float()
+    slow = sqrt(5) * max(float((W.double() - w).square().sum(-1).max().sqrt()) for w in W.double())
+    assert stability.head_pair(W).value.item() == pytest.approx(slow, rel=1e-5)
+
+
 def test_the_memory_of_the_pair_metric_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stability, "PAIRS", 1000)
     seen: list[int] = []
@@ -229,13 +252,13 @@ def test_head_bounds() -> None:
     assert 1.8 < P <= largest <= log(500) + P
     assert pytest.approx(1.94, abs=0.1) == P  # the example's sizes: 1.94 <= 7.25 <= 8.15
     assert largest == pytest.approx(7.25, abs=0.15)
-    M, R = stability.head_logit(W), stability.head_logit(W - W.mean(0))
+    M, R = stability.head_logit(W), stability.head_centred(W)
     assert R.value <= P <= 2 * R.value
     assert 2 * M.value >= P
     torch.testing.assert_close((W @ attained(M)).max(), M.value, rtol=1e-12, atol=0)
 
     c = 7 * gaussian(64, seed=3)
-    shifted = stability.head_logit((W + c) - (W + c).mean(0)).value
+    shifted = stability.head_centred(W + c).value
     torch.testing.assert_close((loss(W + c, x, 3), shifted), (loss(W, x, 3), R.value), rtol=0, atol=1e-11)
     assert stability.head_pair(W + c).value == pytest.approx(P, rel=1e-12)
     assert stability.head_logit(W + c).value > 2 * M.value  # which is not invariant
@@ -248,19 +271,6 @@ def test_head_bounds() -> None:
     W.requires_grad_()
     (grad,) = torch.autograd.grad(loss(W, x, 3).sum(), W)
     torch.testing.assert_close(grad.sum(0), torch.zeros(64).double(), rtol=0, atol=1e-12)
-
-
-def test_head_local_dependency_is_the_slope_of_the_loss() -> None:
-    W, x, P = head()
-    t = torch.arange(300)
-    m = stability.head_local(W, x, t)
-    x.requires_grad_()
-    (grad,) = torch.autograd.grad(loss(W, x, t).sum(), x)
-    torch.testing.assert_close(m.value, sqrt(64) * grad.norm(dim=-1), rtol=1e-12, atol=0)
-    assert (m.value <= P).all()
-    step = 1e-6 * attained(m)
-    slope = (loss(W, x + step, t) - loss(W, x - step, t)) / 2e-6
-    torch.testing.assert_close(slope, m.value, rtol=1e-6, atol=0)
 
 
 def test_logsumexp_moves_no_more_than_its_largest_entry() -> None:
@@ -279,33 +289,27 @@ def rotation(position: int, d_h: int) -> Tensor:
     return torch.cat((torch.cat((cos, -sin), 1), torch.cat((sin, cos), 1)))
 
 
-@pytest.mark.parametrize("d_h", [4, 10])  # below and above d
-@pytest.mark.parametrize("position", [0, 3])
-def test_attention_logits(d_h: int, position: int) -> None:
-    q, k = gaussian(4, d_h, 7), gaussian(2, d_h, 7, seed=1)
-    R = rotation(position, d_h) if position else None
-    m = attention_logit(q, k, 0.3, R)
-    x = attained(m)
-    turn = torch.eye(d_h).double() if R is None else R
-    repeated = k[[0, 0, 1, 1]]  # grouped queries: each kv head serves two neighbours
-    reached = 0.3 * (apply(q, x[:, 0]) * apply(turn @ repeated, x[:, 1])).sum(-1).abs()
-    torch.testing.assert_close(reached, m.value, rtol=1e-12, atol=0)
-    slow = torch.stack([0.3 * 7 * torch.linalg.svdvals(a.mT @ turn @ b)[0] for a, b in zip(q, repeated, strict=True)])
-    torch.testing.assert_close(m.value, slow, rtol=1e-12, atol=0)
-    bound = attention_logit_bound((q, None), (k, None), 0.3)
+@pytest.mark.parametrize("biased", [False, True])
+def test_no_pair_of_inputs_at_any_distance_has_a_larger_logit(biased: bool) -> None:
+    """And where the tops of both matrices face each other, one has that logit."""
+    d_h, d = 4, 7
+    q, k = gaussian(4, d_h, d), gaussian(2, d_h, d, seed=1)
+    bq, bk = (gaussian(4, d_h, seed=2), gaussian(2, d_h, seed=3)) if biased else (None, None)
+    query, key = linear(q, bq), linear(k, bk)
+    bound = attention_logit(query.value, key.value, 0.3, d_h)
     assert not bound.exact
-    assert (m.value <= bound.value).all()
-    a, b = torch.linalg.svdvals(q)[:, 0], torch.linalg.svdvals(repeated)[:, 0]
-    torch.testing.assert_close(bound.value, 0.3 * 7 * a * b, rtol=1e-12, atol=0)
-
-
-def test_attention_logits_with_biases_stay_below_the_bound() -> None:
-    q, k, bq, bk = gaussian(2, 4, 7), gaussian(2, 4, 7, seed=1), gaussian(2, 4, seed=2), gaussian(2, 4, seed=3)
-    bound = attention_logit_bound((q, bq), (k, bk), 0.5).value
-    x, y = attained(linear(q, bq)), attained(linear(k, bk))
+    serving = [0, 0, 1, 1]  # grouped queries: each kv head serves two neighbours
+    x, y = attained(query), attained(key)[serving]
+    a, b = apply(q, x, 0 if bq is None else bq), apply(k[serving], y, 0 if bk is None else bk[serving])
+    torch.testing.assert_close(0.3 * a.norm(dim=-1) * b.norm(dim=-1), bound.value, rtol=1e-12, atol=0)
     for position in range(5):
-        logits = 0.5 * (apply(q, x, bq) * apply(rotation(position, 4), apply(k, y, bk))).sum(-1).abs()
-        assert (logits <= bound).all()
+        assert (0.3 * (a * apply(rotation(position, d_h), b)).sum(-1).abs() <= bound.value).all()
+    if not biased:
+        slow = [
+            0.3 * d * torch.linalg.svdvals(one.mT @ rotation(3, d_h) @ two)[0]
+            for one, two in zip(q, k[serving], strict=True)
+        ]
+        assert (torch.stack(slow) <= bound.value).all()
 
 
 def test_a_full_matrix_does_not_bound_its_heads() -> None:
@@ -325,7 +329,7 @@ def test_a_full_matrix_does_not_bound_its_heads() -> None:
 def test_value_path() -> None:
     """max_h F_h^v F(W_o) over any rows of softmax and any tokens."""
     v, o = gaussian(3, 4, 8), gaussian(8, 12, seed=1)
-    bound = stability.chain(linear(v).value.amax(), o).value
+    bound = stability.chain(linear(v).value.amax(), Affine(o))
     for seed in range(20):
         x = sphere(gaussian(50, 8, seed=seed))
         weights = (5 * gaussian(3, 50, 50, seed=seed)).softmax(-1)
@@ -342,11 +346,11 @@ def test_swiglu_worst_case_is_sqrt_d_ff() -> None:
     gate, up = torch.zeros(d_ff, d).double(), torch.zeros(d_ff, d).double()
     gate[5] = 100 * gaussian(d)
     up[5] = gaussian(d, seed=1)
-    m = swiglu((gate, None), (up, None))
+    m = swiglu(Affine(gate), Affine(up))
     assert m.exact is False  # the rows are not aligned
     assert m.attained_by is None
     up[5] = gate[5] / 100
-    m = swiglu((gate, None), (up, None))
+    m = swiglu(Affine(gate), Affine(up))
     x = attained(m)
     assert m.exact
     torch.testing.assert_close(rms(F.silu(gate @ x) * (up @ x)), m.value, rtol=1e-12, atol=0)
@@ -359,25 +363,44 @@ def test_swiglu_bounds_hold(size: float) -> None:
     d_ff, d = 23, 7
     weights = [size * gaussian(*shape, seed=i) for i, shape in enumerate([(d_ff, d), (d_ff,)] * 4)]
     gate, up, dgate, dup = (
-        (weights[0], weights[1]),
-        (weights[2], weights[3]),
-        (weights[4] / 9, weights[5] / 9),
-        (weights[6] / 9, weights[7] / 9),
+        Affine(W / n, b / n) for W, b, n in zip(weights[::2], weights[1::2], (1, 1, 9, 9), strict=True)
     )
 
-    def f(x: Tensor, g: tuple[Tensor, Tensor], u: tuple[Tensor, Tensor]) -> Tensor:
-        return F.silu(apply(g[0], x, g[1])) * apply(u[0], x, u[1])
+    def f(x: Tensor, g: Affine, u: Affine) -> Tensor:
+        a, b = (apply(layer.weight, x, 0 if layer.bias is None else layer.bias) for layer in (g, u))
+        return F.silu(a) * b
 
     x, y = sphere(gaussian(3000, d, seed=10)), sphere(gaussian(3000, d, seed=11))
     near = sphere(x + 0.01 * y)
     assert rms(f(x, gate, up)).max() <= swiglu(gate, up).value
-    D = stability.swiglu_change(gate, up, (gate[0], None), (up[0], None)).value
+    D = stability.swiglu_change(gate, up, gate.slope, up.slope).value
     for z in (y, near):
         assert (rms(f(x, gate, up) - f(z, gate, up)) / rms(x - z)).max() <= D
-    after_gate, after_up = (gate[0] + dgate[0], gate[1] + dgate[1]), (up[0] + dup[0], up[1] + dup[1])
-    U = stability.swiglu_change(after_gate, up, dgate, dup).value
+    after_gate, after_up = (Affine(a.weight + b.weight, a.bias + b.bias) for a, b in ((gate, dgate), (up, dup)))
+    change = after_gate - gate
+    torch.testing.assert_close((change.weight, change.bias), (dgate.weight, dgate.bias))
+    U = stability.swiglu_change(gate, after_up, dgate, dup).value
     moved = rms(f(x, after_gate, after_up) - f(x, gate, up)).max()
     assert 0.01 * U < moved <= U
+
+
+def test_a_small_change_at_the_steepest_point_of_silu_is_that_of_the_bound() -> None:
+    gate, change = Affine(torch.tensor([[2.4]]).double()), Affine(torch.tensor([[1e-4]]).double())
+    up = Affine(torch.tensor([[1.0]]).double())
+    U = stability.swiglu_change(gate, up, change, up - up).value.item()
+    moved = F.silu(gate.weight + change.weight).sub(F.silu(gate.weight)).item()
+    assert 0.9999 * U < moved <= U
+
+
+@pytest.mark.parametrize("before", [0.0, 3.0])
+def test_gate_and_up_that_grow_or_vanish_together(before: float) -> None:
+    """One of the two is that before the step, the other that after it; two of one side miss the change."""
+    W = gaussian(1, 5)
+    old, new = Affine(before * W), Affine((3 - before) * W)
+    U = stability.swiglu_change(old, new, new - old, new - old).value
+    largest = 3 * sqrt(5) * W.norm()
+    moved = F.silu(largest) * largest
+    assert moved <= U <= 1.2 * moved
 
 
 def test_silu_slope() -> None:
@@ -386,15 +409,14 @@ def test_silu_slope() -> None:
     assert 0 <= stability.SILU_SLOPE - slope.max() < 1e-9
 
 
-def test_chain_and_residual() -> None:
-    """Post 2's FFN under relu, with a bias, then alpha x + beta f(x)."""
+def test_chain() -> None:
+    """Post 2's FFN under relu, with a bias."""
     up, down, b = gaussian(20, 6), gaussian(6, 20, seed=1), gaussian(6, seed=2)
-    branch = stability.chain(linear(up).value, down, b).value
     x = sphere(gaussian(2000, 6, seed=3))
     y = apply(down, apply(up, x).relu(), b)
-    assert rms(y).max() <= branch
-    assert rms(0.9 * x - 0.5 * y).max() <= stability.residual(torch.tensor(1.0), branch, 0.9, -0.5)
-    assert stability.residual(torch.tensor(2.0), torch.tensor(3.0), 0.5, 0.1) == pytest.approx(1.3)
+    assert rms(y).max() <= stability.chain(linear(up).value, Affine(down, b))
+    two = stability.chain(torch.tensor([0.5, 2.0]).double(), Affine(down, b))
+    torch.testing.assert_close(two, torch.tensor([0.5, 2.0]).double() * linear(down).value + rms(b))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (1024, 256), (256, 1024), (64, 4096)])

@@ -80,7 +80,7 @@ def test_depth_factors(depth: int, init: str) -> None:
 
 @pytest.mark.parametrize("init", ["exact", "gaussian"])
 @pytest.mark.parametrize("depth", [2, 8])
-def test_o_proj_and_down_proj_have_the_same_norm(depth: int, init: str) -> None:
+def test_wo_and_w2_have_the_same_norm(depth: int, init: str) -> None:
     """Case 22, at an ffn of 2.75 widths: each matrix by its own fan_in."""
     # Wide enough that the finite-size error of a Gaussian's largest singular value is below 3 %.
     near = 2e-6 if init == "exact" else 0.03

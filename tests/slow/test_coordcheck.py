@@ -13,7 +13,7 @@ SIZES = ["model.base.width=32", "--widths", "32,64,128", "--steps", "5"]
 
 
 def slopes(check: dict, quantity: str) -> dict[str, float]:
-    return {row["layer"]: row["slope"] for row in check["rows"] if row["quantity"] == quantity and row["judged"]}
+    return {r["layer"]: r["slope"] for r in check["rows"] if r["quantity"] == quantity and r["verdict"] != "none"}
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,30 @@ def test_standard_with_adam_fails_in_updates_weights_and_activations(checks: dic
     assert max(slopes(check, "rms").values()) > 0.35
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "signsgd"])
+@pytest.mark.parametrize(("optimizer", "growth"), [("adam", 0.15), ("adamw", 0.15), ("signsgd", 0.1)])
 @pytest.mark.parametrize("parameterization", ["mup", "above_mup"])
-def test_steps_by_entry_do_not_grow(checks: dict, parameterization: str, optimizer: str) -> None:
-    """Their norm is that of aligned entries at most; where the gradient is not aligned it falls, and is told so."""
+def test_steps_by_entry_do_not_grow(checks: dict, parameterization: str, optimizer: str, growth: float) -> None:
+    """Their norm is that of aligned entries at most; where the gradient is not aligned it falls, and is told so.
+
+    Adam's entries are not all of one size so early: at the fifth step the one that grows most, wo of the first block,
+    has a slope of 0.13 over three widths. Signs have 0.07 at most.
+    """
     check = checks[parameterization, optimizer]
-    assert max(slopes(check, "update").values()) < 0.25
+    assert max(slopes(check, "update").values()) < growth
     assert max(slopes(check, "norm").values()) < 0.1
     assert max(slopes(check, "rms").values()) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("parameterization", "optimizer", "flat"),
+    [("above_mup", "scion", True), ("above_mup", "above_mup", True), ("standard", "adam", False)],
+)
+def test_widths_64_to_512(
+    parameterization: str, optimizer: str, flat: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command as it is without options, about 20 s each."""
+    pair = [f"parameterization={parameterization}", f"optimizer={optimizer}"]
+    assert run(["coordcheck", *pair, "--expect", "flat", "--json"]) == (0 if flat else 1)
+    [check] = json.loads(capsys.readouterr().out)["checks"]
+    assert check["sizes"] == [64, 128, 256, 512]
+    assert check["flat"] == flat

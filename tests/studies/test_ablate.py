@@ -12,11 +12,14 @@ from abovemup.config.errors import RequestError
 from abovemup.studies.ablate import Point, curves, files, load, points, report, values
 from abovemup.studies.cells import Result, cell, result
 
-SMALL = ["model.width=64,128", "optimizer.lr=log2range(-4,-3,1)", "train.seed=1"]
+SMALL = ["model.width=64,128", "optimizer.lr=log2range(-4,-3,1)"]
 
 
 def asked(*overrides: str) -> list[Point]:
-    return list(points(load("parameterization", [*SMALL, *overrides], None), None))
+    one = [] if any(o.startswith(("train.seed", "data.seed")) for o in overrides) else ["train.seed=1"]
+    keys = [o.partition("=")[0] for o in overrides]
+    small = [o for o in SMALL if o.partition("=")[0] not in keys]
+    return list(points(load("parameterization", [*small, *one, *overrides], None), None))
 
 
 def name(*overrides: str) -> str:
@@ -49,6 +52,12 @@ def test_overrides_replace_an_axis_or_hold_everywhere() -> None:
         list(points(load("parameterization", ["optimizer=muon"], None), None))
     with pytest.raises(RequestError, match="unknown key"):
         asked("model.widht=3")
+    with pytest.raises(RequestError, match="twice"):
+        load("parameterization", ["optimizer=adam", "optimizer=scion"], None)
+    with pytest.raises(RequestError, match="--dir"):
+        load("parameterization", ["run.dir=x"], None)
+    with pytest.raises(RequestError, match="1000"):
+        load("parameterization", ["optimizer.lr=log2range(-5,-4,1e-9)"], None)
 
 
 def test_points_come_by_seed_then_by_size() -> None:
@@ -122,7 +131,7 @@ def test_finished_means_present_and_whole(tmp_path: Path) -> None:
     (tmp_path / "a" / "summary.json").write_text("{")
     assert result(tmp_path / "a", 5).status == "damaged"
     (tmp_path / "b" / "summary.json").unlink()
-    assert result(tmp_path / "b", 5).status == "unfinished"
+    assert result(tmp_path / "b", 5).status == "damaged"
 
 
 def test_the_report_of_a_study_that_has_hardly_begun(tmp_path: Path) -> None:
@@ -142,7 +151,7 @@ def test_the_report_of_a_study_that_has_hardly_begun(tmp_path: Path) -> None:
 
 
 def test_curves_say_which_arms_are_the_same_runs() -> None:
-    ablation = load("parameterization", SMALL, None)
+    ablation = load("parameterization", [*SMALL, "train.seed=1"], None)
     got = list(points(ablation, None))
     results = {p.cell.name: Result("finished", 4.0) for p in got}
     same = {(c.arm, c.size): c.same_as for c in curves(ablation, got, results)}
@@ -157,7 +166,7 @@ def test_an_ablation_of_ones_own(tmp_path: Path) -> None:
     mine = tmp_path / "ablation" / "mine.yaml"
     ours = files(None)["parameterization"].read_text()
     mine.write_text(ours.replace("parameterization: [", "model.norm_eps: [").replace("standard, mup, above_mup", "0.1"))
-    ablation = load("mine", SMALL, tmp_path)
+    ablation = load("mine", [*SMALL, "train.seed=1"], tmp_path)
     assert ablation.arms == ["optimizer", "model.norm_eps"]
     assert {p.arm for p in points(ablation, tmp_path)} == {("adam", "0.1"), ("scion", "0.1")}
     mine.write_text("question: why")

@@ -3,16 +3,20 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from abovemup.cli.main import run
 from abovemup.config.errors import RequestError
+from abovemup.model.stability import lower_bounds, report
 from abovemup.studies import coordcheck
 from abovemup.studies.coordcheck import (
     Check,
-    Value,
+    Key,
+    Measured,
+    Trainer,
     activations,
     by_kind,
     check,
@@ -20,6 +24,8 @@ from abovemup.studies.coordcheck import (
     experiment,
     judge,
     log_slope,
+    measure,
+    open_corpus,
     pairs,
 )
 from tests import tiny
@@ -29,7 +35,13 @@ EXACT = ["optimizer.msign.method=exact"]
 
 
 def quick(*overrides: str, over: str = "width", sizes: tuple[int, ...] = (16, 32, 64), steps: int = 2) -> Check:
-    return check([*QUICK, *overrides], over, sizes, steps, lambda text: None)
+    return check(over, [experiment([*QUICK, *overrides], over, size, steps) for size in sizes], lambda text: None)
+
+
+def values(**found: float) -> dict[Key, Measured]:
+    """`layer__quantity=value`"""
+    keys = [tuple(name.split("__")) for name in found]
+    return {(a, b): Measured(a, b, value) for (a, b), value in zip(keys, found.values(), strict=True)}
 
 
 def slopes(result: Check, quantity: str) -> dict[str, float]:
@@ -67,16 +79,16 @@ def test_pairs_are_the_product_and_other_values_keep_their_commas() -> None:
 
 
 def test_kinds_are_the_largest_of_their_layers() -> None:
-    values = {
-        ("layers.0.attention.wq", "norm"): Value(1.0),
-        ("layers.11.attention.wq", "norm"): Value(3.0),
-        ("layers.2.attention.wq", "norm"): Value(2.0),
-        ("head", "norm"): Value(5.0),
-        ("layers.0", "rms"): Value(1.0),
-        ("layers.1", "rms"): Value(math.nan),
-        ("layers.2", "rms"): Value(2.0),
+    found = {
+        ("layers.0.attention.wq", "norm"): 1.0,
+        ("layers.11.attention.wq", "norm"): 3.0,
+        ("layers.2.attention.wq", "norm"): 2.0,
+        ("head", "norm"): 5.0,
+        ("layers.0", "rms"): 1.0,
+        ("layers.1", "rms"): math.nan,
+        ("layers.2", "rms"): 2.0,
     }
-    kinds = by_kind(values)
+    kinds = by_kind({(layer, quantity): Measured(layer, quantity, x) for (layer, quantity), x in found.items()})
     assert kinds["attention.wq", "norm"].value == 3
     assert kinds["head", "norm"].value == 5
     assert math.isnan(kinds["", "rms"].value)
@@ -86,14 +98,14 @@ def test_kinds_are_the_largest_of_their_layers() -> None:
 def test_activations_are_those_of_the_model(placement: str) -> None:
     """Each watched output against the layers called by hand; the hooks are gone afterwards."""
     model, tokens = tiny.llama(norm_placement=placement), tiny.tokens()
-    seen = activations(model, tokens)
+    outputs, inputs, largest = activations(model, tokens)
     x = model.embedding(tokens)
-    assert torch.equal(seen.outputs["embedding"], x)
+    assert torch.equal(outputs["embedding"], x)
     block = model.layers[0]
     attention, ffn = block.attention, block.feed_forward
     cos, sin = coordcheck.rope_angles(tokens.shape[1], attention.head_dim, model.cfg.rope_theta, x)
     inside = block.attention_norm(x)
-    assert seen.inputs["layers.0.attention.wq"] == pytest.approx(inside.square().mean(-1).sqrt().max().item())
+    assert inputs["layers.0.attention.wq"] == pytest.approx(inside.square().mean(-1).sqrt().max().item())
     heads = (*inside.shape[:-1], -1, attention.head_dim)
     q = coordcheck.rotate(attention.q_norm(attention.wq(inside).view(heads)), cos, sin)
     k = coordcheck.rotate(attention.k_norm(attention.wk(inside).view(heads)), cos, sin)
@@ -104,15 +116,15 @@ def test_activations_are_those_of_the_model(placement: str) -> None:
         for s in range(t + 1)
         for h in range(4)
     ]
-    assert seen.logits["layers.0.attention.logits"] == pytest.approx(max(logits), rel=1e-5)
+    assert largest["layers.0.attention.logits"] == pytest.approx(max(logits), rel=1e-5)
     y = attention(inside, cos, sin)
-    assert torch.equal(seen.outputs["layers.0.attention.output"], y)
+    assert torch.equal(outputs["layers.0.attention.output"], y)
     x = block.add(x, y)
     inside = block.feed_forward_norm(x)
     middle = torch.nn.functional.silu(ffn.w1(inside)) * ffn.w3(inside)
-    assert torch.equal(seen.outputs["layers.0.feed_forward.middle"], middle)
-    assert torch.equal(seen.outputs["layers.0.residual"], block.add(x, ffn(inside)))
-    assert torch.equal(seen.outputs["head"], model(tokens))
+    assert torch.equal(outputs["layers.0.feed_forward.middle"], middle)
+    assert torch.equal(outputs["layers.0.residual"], block.add(x, ffn(inside)))
+    assert torch.equal(outputs["head"], model(tokens))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
@@ -148,14 +160,14 @@ def test_a_wrong_update_norm_is_found_where_activations_say_nothing() -> None:
 
 def test_wo_and_w2_are_not_judged_over_depth_where_their_init_follows_it() -> None:
     judged = {
-        (row.layer, row.quantity): row.judged
+        (row.layer, row.quantity): row.verdict != "none"
         for row in quick("model.residual=completep", over="depth", sizes=(1, 2), steps=1).rows
     }
     assert not judged["attention.wo", "norm"]
     assert judged["attention.wo", "update"]
     assert judged["attention.wq", "norm"]
     same = quick("model.depth_init=identity", over="depth", sizes=(1, 2), steps=1)
-    assert {(row.layer, row.quantity): row.judged for row in same.rows}["attention.wo", "norm"]
+    assert {(row.layer, row.quantity): row.verdict != "none" for row in same.rows}["attention.wo", "norm"]
 
 
 def test_a_layer_without_a_norm_in_front_is_conditional_on_its_input() -> None:
@@ -169,29 +181,80 @@ def test_a_layer_without_a_norm_in_front_is_conditional_on_its_input() -> None:
     assert all(row.input_rms is None for row in linear)
 
 
+def test_what_is_measured_is_what_a_training_by_hand_gives() -> None:
+    """Two steps: outputs and largest inputs after the last, their change from the start, the last step's metrics."""
+    exp = experiment([*QUICK, "model.norm_placement=standard", "optimizer=above_mup"], "width", 16, 2)
+    measured, model = measure(exp)
+    trainer = Trainer(exp, open_corpus(exp, lambda text: None))
+    tokens = trainer.validation[: coordcheck.PROBE, :-1]
+    start, arriving, _ = activations(trainer.model, tokens)
+    trainer.advance()
+    before = {name: p.detach().clone() for name, p in trainer.parameters.items()}
+    trainer.advance()
+    end, inputs, logits = activations(trainer.model, tokens)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), trainer.model.parameters(), strict=True))
+    for layer, output in end.items():
+        assert measured[layer, "rms"].value == pytest.approx(output.square().mean().sqrt().item(), rel=1e-5)
+        change = (output - start[layer]).square().mean().sqrt().item()
+        assert measured[layer, "change"].value == pytest.approx(change, rel=1e-5)
+    for layer, logit in logits.items():
+        assert measured[layer, "logit"].value == logit
+    for row in report(trainer.model, before, inputs):
+        assert measured[row.layer, "stability" if row.metric == "update" else row.metric].value == row.value
+        if not row.in_norm:
+            name = row.layer.replace("middle", "w1").replace("feed_forward.output", "feed_forward.w1")
+            assert measured[row.layer, row.metric.replace("update", "stability")].input_rms == inputs[name]
+            assert inputs[name] != arriving[name]
+
+
+@pytest.mark.parametrize("optimizer", ["scion", "above_mup"])
+def test_gains_and_biases_are_flat_where_their_step_is_that_of_their_role(optimizer: str) -> None:
+    """Scion's gains step by RMS: their largest entry is chance, shown and not judged."""
+    result = quick(f"optimizer={optimizer}", "model.gains=true", "model.biases=true", "model.depth=1", *EXACT)
+    assert result.flat
+    verdicts = {(row.layer, row.quantity): row.verdict for row in result.rows}
+    own = "flat" if optimizer == "above_mup" else "none"
+    for layer in ("final_norm", "layers.0.attention_norm", "layers.0.attention.q_norm", "layers.0.feed_forward.norm"):
+        assert (verdicts[layer, "norm"], verdicts[layer, "update"]) == ("none", own)
+    for layer in ("layers.0.attention.wq.bias", "layers.0.feed_forward.w2.bias"):
+        assert (verdicts[layer, "norm"], verdicts[layer, "update"]) == ("none", "flat")
+
+
+def test_the_bounds_are_those_of_the_smallest_size() -> None:
+    result = quick("optimizer=above_mup", "model.depth=1", sizes=(16, 32), steps=1)
+    _, model = measure(experiment([*QUICK, "optimizer=above_mup", "model.depth=1"], "width", 16, 1))
+    lower = lower_bounds(model)
+    assert {layer: low for layer, (low, _) in result.bounds.items()} == lower
+    for row in result.rows:
+        if row.quantity == "forward" and row.layer in lower:
+            assert result.bounds[row.layer][0] < result.bounds[row.layer][1] == row.values[0]
+
+
 def test_a_diverged_size_is_no_flat_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(exp: object, kinds: bool) -> dict[tuple[str, str], Value]:
-        if exp.model.width == 64:  # type: ignore[attr-defined]
+    def measure(exp: Any) -> tuple[dict[Key, Measured], None]:
+        if exp.model.width == 64:
             raise coordcheck.Diverged({"step": 1, "loss": math.nan, "grad_norm": math.nan})
-        return {("head", "norm"): Value(1.0)}
+        return values(head__norm=1.0, head__forward=2.0), None
 
     monkeypatch.setattr(coordcheck, "measure", measure)
+    monkeypatch.setattr(coordcheck, "lower_bounds", lambda model: {"head": 1.5})
     result = quick()
     assert result.diverged == [64]
-    assert [row.values for row in result.rows] == [[1.0, 1.0]]
+    assert [row.values for row in result.rows] == [[1.0, 1.0], [2.0, 2.0]]
+    assert result.bounds == {"head": (1.5, 2.0)}
     assert not result.flat
 
 
 def test_a_zero_weight_has_no_slope_and_is_said_so() -> None:
     exp = experiment(QUICK, "width", 16, 1)
-    [row] = compare({16: {("a", "norm"): Value(0.0)}, 32: {("a", "norm"): Value(1.0)}}, "width", exp)
+    [row] = compare({16: values(a__norm=0.0), 32: values(a__norm=1.0)}, "width", exp)
     assert math.isnan(row.slope)
     assert row.verdict == "no slope"
+    with pytest.raises(KeyError):  # a layer that vanishes is not left out in silence
+        list(compare({16: values(a__norm=1.0, b__norm=1.0), 32: values(a__norm=1.0)}, "width", exp))
 
 
 def test_refusals() -> None:
-    with pytest.raises(RequestError, match="two sizes"):
-        quick(sizes=(16, 16))
     with pytest.raises(RequestError, match="--widths"):
         quick("model.width=64")
     with pytest.raises(RequestError, match="--steps"):
@@ -206,14 +269,23 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     assert "flat: above_mup x above_mup" in out
     assert "⣀" in out or "⠤" in out
     assert Path("a.png").read_bytes()[1:4] == b"PNG"
-    assert run([*line, "optimizer=adam", "parameterization=standard,above_mup", "--expect", "flat", "--json"]) == 1
+    assert len([line for line in out.splitlines() if " <= forward <= " in line]) == 5
+    assert "R " in next(line for line in out.splitlines() if line.startswith("  head: M "))
+    assert run([*line, "optimizer=above_mup", "parameterization=standard,above_mup", "--expect", "flat", "--json"]) == 1
     standard, above = json.loads(capsys.readouterr().out)["checks"]
     assert (standard["parameterization"], standard["flat"]) == ("standard", False)
-    assert above["parameterization"] == "above_mup"
+    assert (above["parameterization"], above["flat"]) == ("above_mup", True)  # one of two is not enough
+    lower, upper = above["bounds"]["layers.0.feed_forward.output"]
+    assert 0 < lower <= upper
     assert standard["tolerance"] == {"norms": 0.1, "rms": 0.35}
     assert {row["quantity"] for row in standard["rows"]} == set(coordcheck.QUANTITIES)
     assert run([*line, "optimizer=adam", "parameterization=standard"]) == 0  # nothing was expected
-    for wrong in (["--widths", "64,x"], ["--widths", "0,16"], ["--expect", "round"], ["--figure", "a.gif"]):
+    for wrong in (
+        *(["--widths", "64,x"], ["--widths", "0,16"], ["--depths", "2,2"], ["--widths", ""], ["--expect", "round"]),
+        *(["--figure", "a.gif"], ["--figure", "no/a.png"]),
+    ):
         assert run(["coordcheck", *QUICK, *wrong]) == 2
         assert wrong[1] in capsys.readouterr().err
+    assert run([*line, "parameterization=mup,bogus"]) == 2
+    assert capsys.readouterr().out == ""  # refused before the first pair was trained
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]

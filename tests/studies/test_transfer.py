@@ -118,4 +118,4 @@ def test_the_figure_of_what_is_there(tmp_path: Path) -> None:
     part = curve(-4.0, -4.2, size="256")
     part.losses[:] = math.nan
     draw([curve(-4.0, -4.2), part, curve(-9.0, -9.0, arm="b")], "model.width", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"figure.png", "figure.svg"}
+    assert {path.name for path in tmp_path.iterdir()} == {"figure.png"}

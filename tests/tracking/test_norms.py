@@ -2,10 +2,14 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+from torch.nn import Parameter
 
 from abovemup.geometry.msign import msign
 from abovemup.geometry.norms import NORMS
@@ -117,6 +121,38 @@ def test_bfloat16_weights() -> None:
         assert value == pytest.approx(written_out(spec.norm, named[spec.name]), rel=1e-6), spec.name
 
 
+@pytest.mark.parametrize("shape", [(8192, 256), (256, 8192), (4099, 257)])
+def test_a_sum_over_many_rows_keeps_its_digits(shape: tuple[int, int]) -> None:
+    W = torch.full(shape, 0.01)
+    result = NormTracker(
+        {"a": W}, [Route("a", "embedding", "one_to_rms")], which=["frobenius", "stable_rank"]
+    ).weights()
+    assert result["norm/a/frobenius"] == pytest.approx(W.double().norm().item(), rel=1e-6)
+    assert result["norm/a/stable_rank"] == pytest.approx(1, rel=1e-6)
+
+
+def test_sharded_tensors_have_the_norms_of_the_whole(tmp_path: Path) -> None:
+    named, table = scattered(), specs(tiny.llama(gains=True, biases=True))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        sharded = {
+            name: Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for name, p in named.items()
+        }
+        found = []
+        for parameters in (named, sharded):
+            watch = NormTracker(parameters, table, vocab_size=50, which="all")
+            watch.before_step()
+            with torch.no_grad():
+                for p in parameters.values():
+                    p.grad = p.detach() * 3
+                    p.mul_(0.5)
+            found.append(watch.weights() | watch.updates() | watch.gradients())
+    finally:
+        dist.destroy_process_group()
+    assert found[0] == found[1]
+
+
 def test_padded_rows_take_no_part() -> None:
     named, table = scattered(), specs(tiny.llama(gains=True, biases=True))
     with torch.no_grad():
@@ -182,7 +218,7 @@ def of_operator(A: Tensor) -> dict[str, float]:
     """Every norm of a matrix A (d_out, d_in) that acts as y = A x, written out."""
     A = A.detach().double()
     sigma = torch.linalg.svdvals(A)
-    p = sigma**2 / (sigma**2).sum()
+    p = sigma / sigma.sum()
     return {
         "rms_to_rms": math.sqrt(A.shape[1] / A.shape[0]) * sigma[0].item(),
         "rms_to_inf": max(math.sqrt(A.shape[1]) * row.norm().item() for row in A),

@@ -112,6 +112,9 @@ def test_whole_but_lacking_state_is_refused_by_name(tmp_path: Path) -> None:
     assert checkpoint.damage(path) is None
     with pytest.raises(RequestError, match="lacks rng"):
         checkpoint.load(path)
+    del rest["norms"]  # as in a checkpoint from before there were any
+    torch.save(rest | {"rng": torch.get_rng_state()}, path / "state.pt")
+    assert checkpoint.load(path).norms == {}
 
 
 def test_prune_keeps_the_newest_and_the_marked(tmp_path: Path) -> None:
