@@ -12,6 +12,9 @@ from abovemup.geometry.norms import NORMS, NormBall
 
 # Matrices of one shape go through msign together, up to this many elements: a stack is a copy.
 STACK = 2**24
+# On a CPU fewer, so that a stack stays in its cache from one product to the next: 224 matrices of width 256 take 0.7
+# times as long as in one stack.
+CACHED = 2**18
 
 Group = dict[str, Any]
 
@@ -113,12 +116,13 @@ class SteepestDescent(torch.optim.Optimizer):
 
 
 def stacks(params: list[Tensor]) -> Iterator[list[int]]:
-    """The indices of parameters of one shape, at most `STACK` elements at a time."""
+    """The indices of parameters of one shape, at most `STACK` elements at a time, on a CPU `CACHED`."""
     shapes: dict[torch.Size, list[int]] = {}
     for i, p in enumerate(params):
         shapes.setdefault(p.shape, []).append(i)
     for shape, members in shapes.items():
-        count = max(1, STACK // max(1, shape.numel()))
+        most = CACHED if params[members[0]].device.type == "cpu" else STACK
+        count = max(1, most // max(1, shape.numel()))
         for first in range(0, len(members), count):
             yield members[first : first + count]
 

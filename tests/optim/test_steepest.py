@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from abovemup.geometry.msign import msign
 from abovemup.geometry.norms import NORMS
-from abovemup.optim.steepest import STACK, SteepestDescent, stacks
+from abovemup.optim.steepest import CACHED, STACK, SteepestDescent, stacks
 
 EXACT: dict[str, Any] = {"msign_method": "exact", "msign_dtype": "float64"}
 SHAPES = [(256, 64), (64, 256), (64, 64), (1, 64), (64, 1)]
@@ -315,9 +315,10 @@ def test_same_shapes_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shapes == [(2, 8, 8), (2, 8, 22)]
 
 
-def test_stacks_are_bounded() -> None:
-    huge = torch.empty(1).expand(STACK // 2 + 1, 1)
-    half = torch.empty(1).expand(STACK // 2, 1)
+@pytest.mark.parametrize(("device", "most"), [("cpu", CACHED), ("meta", STACK)])
+def test_stacks_are_bounded(device: str, most: int) -> None:
+    huge = torch.empty(1, device=device).expand(most // 2 + 1, 1)
+    half = torch.empty(1, device=device).expand(most // 2, 1)
     assert list(stacks([huge, half, huge, half, half])) == [[0], [2], [1, 3], [4]]
 
 
