@@ -103,6 +103,7 @@ def test_a_divergence_is_a_result_and_a_failure_is_tried_again(tmp_path: Path) -
     for times in (1, 2):
         end = run(tmp_path, *failing)
         assert end.code == 4, end
-        assert "failed: " in end.out
         (log,) = (tmp_path / "failing" / "logs").glob("*.log")
+        assert "failed: OSError" in end.err
+        assert f"{log.name})" in end.err
         assert log.read_text().count("step 0/8") == times
