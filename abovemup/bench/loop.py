@@ -5,7 +5,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +15,7 @@ from abovemup.bench.ratio import Ratio
 from abovemup.config.compose import compose
 from abovemup.data.corpus import open_corpus
 from abovemup.tracking.terminal import Terminal
-from abovemup.training.device import device
+from abovemup.training.device import placed
 from abovemup.training.run import Leg
 from abovemup.training.signals import Stop
 from abovemup.training.trainer import Trainer
@@ -32,8 +31,7 @@ def loop(blocks: int = 30, run: Sequence[str] = RUN) -> Ratio:
 
     W&B's helper process works all the time, so that it takes from both what it takes of a machine without a free core.
     """
-    exp = compose([*run, f"train.steps={(blocks + 1) * BLOCK + 1}"])
-    exp = replace(exp, train=replace(exp.train, device=device(exp.train)))
+    exp = placed(compose([*run, f"train.steps={(blocks + 1) * BLOCK + 1}"]))
     corpus = open_corpus(exp, lambda text: print(text, file=sys.stderr))
     torch.set_num_threads(exp.train.threads)
     ours, peer = Trainer(exp, corpus), Trainer(exp, corpus)

@@ -3,7 +3,6 @@
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 
@@ -11,7 +10,7 @@ from abovemup.bench.loop import BLOCK, seconds
 from abovemup.bench.ratio import Ratio
 from abovemup.config.compose import compose
 from abovemup.data.corpus import open_corpus
-from abovemup.training.device import device
+from abovemup.training.device import placed
 from abovemup.training.trainer import Trainer
 
 PLAIN = ("data=synthetic", "tracking=local", "eval.every=0")
@@ -24,8 +23,7 @@ def norms() -> list[Ratio]:
 
 
 def trainer(overrides: Sequence[str]) -> Trainer:
-    exp = compose([*PLAIN, *overrides])
-    exp = replace(exp, train=replace(exp.train, device=device(exp.train)))
+    exp = placed(compose([*PLAIN, *overrides]))
     torch.set_num_threads(exp.train.threads)
     return Trainer(exp, open_corpus(exp, lambda text: print(text, file=sys.stderr)))
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def bench(json: Json = False, debug: Debug = False) -> None:
     """Time the training loop, its norms, the optimizer and the start-up side by side with their peers.
 
-    Exit 1 if a target is missed. Takes about six minutes and a machine that has little else to do.
+    Exit 1 if a target is missed. Takes about three minutes and a machine that has little else to do.
     """
     from dataclasses import asdict
 

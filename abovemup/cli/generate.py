@@ -18,6 +18,9 @@ def generate(
     debug: Debug = False,
 ) -> None:
     """Continue a text with a trained run's newest checkpoint."""
+    from abovemup.config.errors import RequestError
     from abovemup.training.generate import generate as text
 
+    if not (temperature == 0 or temperature >= 1e-3):
+        raise RequestError(f"--temperature {temperature:g}: use 0 for the likeliest token, or at least 0.001.")
     print(text(run, prompt, tokens, temperature, seed))

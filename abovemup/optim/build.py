@@ -49,7 +49,8 @@ def build_optimizer(
     parts: list[Optimizer] = [SteepestDescent(steepest, lr=options.lr)] if steepest else []
     parts += [AdamW(adam, lr=options.lr)] if adam else []
     optimizer = parts[0] if len(parts) == 1 else Composite(parts)
-    attach(optimizer)
+    if any("control" in group for group in optimizer.param_groups):
+        attach(optimizer)
     return optimizer
 
 

@@ -24,7 +24,7 @@ from abovemup.model.layers import Embedding, Linear, rope_angles, rotate
 from abovemup.model.llama import Attention, Block, FeedForward, Llama
 from abovemup.model.stability import Row as Measured
 from abovemup.model.stability import lower_bounds, report
-from abovemup.training.device import device
+from abovemup.training.device import placed
 from abovemup.training.trainer import Diverged, Trainer
 
 # Unless something else is typed: endless tokens, no files, one thread, since more wait for each other on a busy CPU.
@@ -130,9 +130,9 @@ def experiment(overrides: Sequence[str], over: str, size: int, steps: int) -> Ex
         if key in typed:
             raise RequestError(f"{key} is set by {option} here.")
     ours = [setting for setting in SETTINGS if setting.partition("=")[0] not in typed]
-    exp = compose([*ours, *overrides, f"model.{over}={size}", f"train.steps={steps}", "train.tokens=null"])
-    windows, train = replace(exp.eval, tokens=PROBE * exp.train.seq_len), replace(exp.train, device=device(exp.train))
-    return replace(exp, eval=windows, train=train, norms=replace(exp.norms, which="role"))
+    exp = placed(compose([*ours, *overrides, f"model.{over}={size}", f"train.steps={steps}", "train.tokens=null"]))
+    windows = replace(exp.eval, tokens=PROBE * exp.train.seq_len)
+    return replace(exp, eval=windows, norms=replace(exp.norms, which="role"))
 
 
 # ---- one size ----

@@ -2,12 +2,13 @@
 
 import resource
 import sys
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from abovemup.config.errors import RequestError
-from abovemup.config.schema import Train
+from abovemup.config.schema import Experiment, Train
 
 
 def device(train: Train) -> Literal["cpu", "cuda", "mps"]:
@@ -21,6 +22,11 @@ def device(train: Train) -> Literal["cpu", "cuda", "mps"]:
     if kind == "mps" and not torch.backends.mps.is_available():
         raise RequestError("train.device=mps: there is no Apple GPU here. Use train.device=cpu.")
     return kind
+
+
+def placed(experiment: Experiment) -> Experiment:
+    """`experiment` with its device settled. Raises RequestError."""
+    return replace(experiment, train=replace(experiment.train, device=device(experiment.train)))
 
 
 def memory(where: torch.device) -> int:

@@ -28,7 +28,7 @@ from abovemup.tracking.summary import environment, write_summary
 from abovemup.tracking.terminal import Terminal
 from abovemup.tracking.wandb import WandbSink
 from abovemup.training import checkpoint, lineage
-from abovemup.training.device import device
+from abovemup.training.device import placed
 from abovemup.training.evaluate import Interrupted
 from abovemup.training.generate import write
 from abovemup.training.signals import Stop
@@ -120,7 +120,7 @@ def title(exp: Experiment) -> str:
 def build(exp: Experiment, stop: Stop, terminal: Terminal) -> Trainer:
     """Data, model and optimizer, as initialised."""
     # Written down, so that a run that goes on where there is a GPU does not move to it by itself.
-    exp = dataclasses.replace(exp, train=dataclasses.replace(exp.train, device=device(exp.train)))
+    exp = placed(exp)
     for sentence in exp.cannot_match:
         terminal.note(f"{exp.experiment} cannot match: {sentence}")
     corpus = open_corpus(exp, terminal.note)

@@ -53,6 +53,7 @@ def shell(command: str, where: Path, **environment: str) -> subprocess.Completed
         (["train", "model.heads=3"], ["64", "2 or 4"]),
         (["train", "train.steps=5", "train.tokens=2^20"], ["train.steps=5", "train.tokens=2^20"]),
         (["train", "--config", "typo.yaml", "--resume", "x"], ["--config", "--resume"]),
+        (["generate", "x", "--temperature", "1e-320"], ["--temperature", "0.001"]),
         (["train", "--resume", "nope"], ["nope"]),
         (["train", "--dry-run", "--resume", "nope"], ["nope"]),
         (["train", "--dry-run", "--branch", "nope@2^20"], ["nope"]),
