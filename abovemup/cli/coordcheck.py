@@ -108,11 +108,14 @@ def print_notes(result: "Check") -> None:
         largest, layer = max(loose)
         print(f"No norm in front of {kinds}: their metrics are conditional on RMS(x) = 1 ", end="")
         print(f"(the largest input RMS measured: {largest:.3g}, {layer}).")
+    from abovemup.studies.coordcheck import QUANTITIES
+
     values = {row.layer: row.values[0] for row in result.rows if row.quantity == "forward"}
     if values:
-        print(f"At the smallest {result.over}, found by gradient ascent <= forward metric <= composed of the layers:")
-        for layer, (lower, upper) in result.bounds.items():
-            print(f"  {layer}: {lower:.3g} <= forward <= {upper:.3g}")
+        print(f"At the smallest {result.over}, found by gradient ascent <= the metric <= composed of the layers:")
+        for layer, metrics in result.bounds.items():
+            named = ((QUANTITIES[name][0], *pair) for name, pair in metrics.items())
+            print(f"  {layer}: " + ", ".join(f"{low:.3g} <= {name} <= {high:.3g}" for name, low, high in named))
         largest, centred, pair = (values[layer] for layer in ("head.M", "head.R", "head"))
         print(f"  head: M {largest:.3g} (largest logit), R {centred:.3g} <= P {pair:.3g} <= 2R (difference of two)")
 

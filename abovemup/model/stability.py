@@ -1,20 +1,18 @@
-"""The three stability metrics of every layer of a Llama, and bounds of its blocks and of the whole from both sides."""
+"""The three stability metrics of every layer of a Llama, with the bounds of what is composed of them."""
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from abovemup.geometry import stability as theory
 from abovemup.geometry.msign import wide
 from abovemup.geometry.stability import Affine, Metric
-from abovemup.model.layers import Linear, rope_angles
-from abovemup.model.llama import NORM_SITES, Attention, Block, FeedForward, Llama
+from abovemup.model import composed
+from abovemup.model.layers import Linear
+from abovemup.model.llama import NORM_SITES, Block, Llama
 from abovemup.model.roles import Tagged
 
 IN_NORMS = {  # linear layer -> the norm in front of it, and the site of that norm in NORM_SITES
@@ -97,103 +95,28 @@ def report(
     add("head.M", "forward", theory.head_logit(now["head"].weight), "head")
     add("head.R", "forward", theory.head_centred(now["head"].weight), "head")
 
-    stream = theory.embedding(now["embedding"].weight).value
+    after = composed.bounds(model, now)
     for i, block in enumerate(cast("list[Block]", list(model.layers))):
         attention, ffn = f"layers.{i}.attention", f"layers.{i}.feed_forward"
         query, gate, up = f"{attention}.wq", f"{ffn}.w1", f"{ffn}.w3"
-        logit = logits(model, now, attention, block.attention.scale)
-        add(f"{attention}.logits", "forward", logit, None if "qk" in sites else query)
+        scale, first_of_logits = block.attention.scale, None if "qk" in sites else query
+        add(f"{attention}.logits", "forward", composed.logits(model, now, attention, scale), first_of_logits)
         add(f"{ffn}.middle", "forward", theory.swiglu(now[gate], now[up]), gate)
         apart = theory.swiglu_change(now[gate], now[up], now[gate].slope, now[up].slope)
         add(f"{ffn}.middle", "dependency", apart, gate)
-        if change:
-            add(f"{ffn}.middle", "update", theory.swiglu_change(then[gate], now[up], change[gate], change[up]), gate)
         for half, first in (attention, query), (ffn, gate):
-            one = torch.ones_like(stream)
-            arriving = torch.stack((one, one if "residual" in sites else stream))
-            output, branch = half_bound(model, now, half, arriving)
-            add(f"{half}.output", "forward", Metric(output, False), first)
-            stream = abs(block.alpha) * stream + abs(block.beta) * branch
-        add(f"layers.{i}.residual", "forward", Metric(stream, False))
-    add("model", "forward", Metric(forward.value * (1.0 if "output" in sites else stream), False))
+            add(f"{half}.output", "forward", Metric(after[half], False), first)
+            if change:
+                moved = composed.half_change(model, then, now, change, half)
+                add(f"{half}.output", "update", Metric(moved, False), first)
+        if change:
+            moved = composed.logit_change(model, then, now, change, attention, scale)
+            add(f"{attention}.logits", "update", Metric(moved, False), first_of_logits)
+            add(f"{ffn}.middle", "update", theory.swiglu_change(then[gate], now[up], change[gate], change[up]), gate)
+        add(f"layers.{i}.residual", "forward", Metric(after[f"layers.{i}"], False))
+    whole = forward.value * after["final_norm"]
+    add("model", "forward", Metric(whole, False))
+    if change:  # the layers change each other's inputs, and a norm has no slope for all of them: F + F' is all there is
+        earlier = measure("head", then["head"]).value * composed.bounds(model, then)["final_norm"]
+        add("model", "update", Metric(whole + earlier, False))
     return rows
-
-
-def heads(layer: Affine, head_dim: int) -> Affine:
-    """(heads, head_dim, d) and (heads, head_dim)."""
-    bias = None if layer.bias is None else layer.bias.unflatten(-1, (-1, head_dim))
-    return Affine(layer.weight.unflatten(-2, (-1, head_dim)), bias)
-
-
-def logits(model: Llama, now: Mapping[str, Affine], name: str, scale: float) -> Metric:
-    """The largest |scale q.k| of any head at any distance; attained with normed q and k, unless wq or wk lost rank."""
-    dim, gains, normed = model.cfg.head_dim, model.cfg.gains, "qk" in NORM_SITES[model.cfg.norm_placement]
-    if normed:
-        q, k = (theory.gain(now[f"{name}.{n}_norm"].weight if gains else torch.ones(1)).value[None] for n in "qk")
-    else:
-        q, k = (heads(now[f"{name}.w{n}"], dim).forward.value for n in "qk")
-    return Metric(theory.attention_logit(q, k, scale, dim).value.amax(), normed and not gains)
-
-
-def half_bound(model: Llama, now: Mapping[str, Affine], name: str, rms: Tensor) -> Tensor:
-    """Of the output of one half of a block for inputs of RMS `rms` (n): what enters its last matrix, times its F."""
-    last, site = ("wo", "vo") if name.endswith("attention") else ("w2", "mlp")
-    if site in NORM_SITES[model.cfg.norm_placement]:
-        inner = torch.ones_like(rms)
-    elif last == "wo":  # attention mixes the values of each head in convex combinations
-        inner = theory.chain(rms[:, None], heads(now[f"{name}.wv"], model.cfg.head_dim)).amax(-1)
-    else:  # `theory.swiglu`, for other inputs than of RMS 1
-        gate = theory.peaks(now[f"{name}.w1"], rms[:, None]).amax(-1)
-        inner = F.silu(gate) * theory.chain(rms, now[f"{name}.w3"])
-    return theory.chain(inner, now[f"{name}.{last}"])
-
-
-def ascend(f: Callable[[Tensor], Tensor], x0: Tensor, steps: int) -> float:
-    """The largest RMS of a vector of f(x) that `steps` of L-BFGS find: a lower bound of F.
-
-    x0 (starts, ..., d) is ascended start by start; every vector of x is kept at RMS 1.
-    """
-    best = -1.0
-
-    def loss(z: Tensor) -> Tensor:
-        nonlocal best
-        value = f(theory.sphere(z)).square().mean(-1).amax().sqrt()
-        best = max(best, value.item())
-        depth = -(value + torch.finfo(value.dtype).tiny).log()  # its slope does not depend on the scale of f
-        (z.grad,) = torch.autograd.grad(depth, z)
-        return depth
-
-    for start in x0:
-        z = theory.sphere(start).requires_grad_()
-        climber = torch.optim.LBFGS([z], 1, steps, None, 0, 0, line_search_fn="strong_wolfe")  # no tolerance stops it
-        climber.step(cast("Callable[[], float]", partial(loss, z)))
-    return best
-
-
-def lower_bounds(model: Llama, steps: int = 20, starts: int = 2, length: int = 4, seed: int = 0) -> dict[str, float]:
-    """What `ascend` reaches of the rows `layers.i.attention.output`, `.feed_forward.output` and `model` of `report`.
-
-    Inputs are streams of `length` positions, for the whole model of the RMS of its longest embedding. On the CPU in
-    float64, from seeded Gaussian starts.
-    """
-    model = copy.deepcopy(model).to("cpu", torch.float64)
-    generator, shape = torch.Generator().manual_seed(seed), (starts, length, model.cfg.width)
-    x0 = torch.randn(shape, generator=generator, dtype=torch.float64)
-    rope = rope_angles(length, model.cfg.head_dim, model.cfg.rope_theta, x0)
-    longest = theory.embedding(model.embedding.weight.detach()).value
-
-    def spread(x: Tensor) -> Tensor:
-        x = longest * x[None]
-        for layer in model.layers:
-            x = layer(x, *rope)
-        logits: Tensor = model.head(model.final_norm(x))
-        return (logits.amax(-1) - logits.amin(-1))[..., None]
-
-    def half(module: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
-        return cast(Tensor, module(norm(x[None]), *(rope if isinstance(module, Attention) else ())))
-
-    found = {"model": ascend(spread, x0, steps)}
-    for name, m in model.named_modules():
-        if isinstance(m, Attention | FeedForward):
-            found[f"{name}.output"] = ascend(partial(half, m, model.get_submodule(f"{name}_norm")), x0, steps)
-    return found

@@ -20,10 +20,11 @@ from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.data.corpus import open_corpus
 from abovemup.geometry.roles import ROLE_NORM
+from abovemup.model.composed import lower_bounds
 from abovemup.model.layers import Embedding, Linear, rope_angles, rotate
 from abovemup.model.llama import Attention, Block, FeedForward, Llama
 from abovemup.model.stability import Row as Measured
-from abovemup.model.stability import lower_bounds, report
+from abovemup.model.stability import report
 from abovemup.training.device import placed
 from abovemup.training.trainer import Diverged, Trainer
 
@@ -44,6 +45,7 @@ QUANTITIES = {  # name -> column of the table, title of the panel
     "rms": ("output", "output (RMS)"),
     "logit": ("logit", "largest attention logit"),
 }
+STABILITY = {"update": "stability"}  # the update metric's name here, where `update` is the norm of the change
 NORMS = ("norm", "update")  # judged by NORM_TOLERANCE
 JUDGED_RMS = ("residual", "feed_forward.middle", "feed_forward.output")
 
@@ -78,8 +80,8 @@ class Check:
     steps: int
     lr: float
     rows: list[Row] = field(repr=False)
-    # Of the halves of blocks and of the whole at the smallest size: found by ascent <= forward <= composed.
-    bounds: dict[str, tuple[float, float]]
+    # By layer and quantity, of halves of blocks and of the whole, at the smallest size: (found by ascent, composed).
+    bounds: dict[str, dict[str, tuple[float, float]]]
     diverged: list[int]  # sizes at which a loss or gradient was not finite
 
     @property
@@ -103,18 +105,20 @@ def pairs(overrides: Sequence[str]) -> list[list[str]]:
 def check(over: str, experiments: Sequence[Experiment], note: Callable[[str], None]) -> Check:
     """Train each of `experiments`, which differ in `model.width` or `model.depth`, and compare their last steps."""
     measured: dict[int, dict[Key, Measured]] = {}
-    bounds: dict[str, tuple[float, float]] = {}
+    bounds: dict[str, dict[str, tuple[float, float]]] = {}
     diverged = []
     for exp in experiments:
         size = getattr(exp.model, over)
         note(f"{exp.parameterization.name} x {exp.optimizer.name}, {over} {size}")
         try:
-            measured[size], model = measure(exp)
+            measured[size], model, before = measure(exp)
         except Diverged:
             diverged.append(size)
             continue
         if not bounds:
-            bounds = {k: (lower, measured[size][k, "forward"].value) for k, lower in lower_bounds(model).items()}
+            for (layer, metric), lower in lower_bounds(model, before).items():
+                quantity = STABILITY.get(metric, metric)
+                bounds.setdefault(layer, {})[quantity] = lower, measured[size][layer, quantity].value
     if over == "depth":
         measured = {size: by_kind(values) for size, values in measured.items()}
     rows = list(compare(measured, over, exp)) if len(measured) > 1 else []
@@ -138,8 +142,8 @@ def experiment(overrides: Sequence[str], over: str, size: int, steps: int) -> Ex
 # ---- one size ----
 
 
-def measure(exp: Experiment) -> tuple[dict[Key, Measured], Llama]:
-    """Every quantity of every layer at the last step, and the model there. Raises Diverged."""
+def measure(exp: Experiment) -> tuple[dict[Key, Measured], Llama, dict[str, Tensor]]:
+    """Every quantity of every layer at the last step, the model behind it, its weights before it. Raises Diverged."""
     torch.set_num_threads(exp.train.threads)
     trainer = Trainer(exp, open_corpus(exp, lambda text: None))
     model, tokens = trainer.model, trainer.validation[:PROBE, :-1].to(trainer.device)
@@ -148,7 +152,7 @@ def measure(exp: Experiment) -> tuple[dict[Key, Measured], Llama]:
         before = {name: p.detach().clone() for name, p in trainer.parameters.items()}
         record = trainer.advance()
     end, inputs, logits = activations(model, tokens)
-    rows = [replace(r, metric="stability") if r.metric == "update" else r for r in report(model, before, inputs)]
+    rows = [replace(r, metric=STABILITY.get(r.metric, r.metric)) for r in report(model, before, inputs)]
     for key, value in (record or {}).items():
         if key.startswith(("norm/", "update/")):
             quantity, layer, _ = key.split("/")
@@ -156,7 +160,7 @@ def measure(exp: Experiment) -> tuple[dict[Key, Measured], Llama]:
     for layer, output in end.items():
         rows += [Measured(layer, "rms", rms(output)), Measured(layer, "change", rms(output - start[layer]))]
     rows += [Measured(layer, "logit", value) for layer, value in logits.items()]
-    return {(row.layer, row.metric): row for row in rows}, model
+    return {(row.layer, row.metric): row for row in rows}, model, before
 
 
 def rms(x: Tensor) -> float:

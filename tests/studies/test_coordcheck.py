@@ -10,7 +10,8 @@ import torch
 
 from abovemup.cli.main import run
 from abovemup.config.errors import RequestError
-from abovemup.model.stability import lower_bounds, report
+from abovemup.model.composed import lower_bounds
+from abovemup.model.stability import report
 from abovemup.studies import coordcheck
 from abovemup.studies.coordcheck import (
     Check,
@@ -184,7 +185,7 @@ def test_a_layer_without_a_norm_in_front_is_conditional_on_its_input() -> None:
 def test_what_is_measured_is_what_a_training_by_hand_gives() -> None:
     """Two steps: outputs and largest inputs after the last, their change from the start, the last step's metrics."""
     exp = experiment([*QUICK, "model.norm_placement=standard", "optimizer=above_mup"], "width", 16, 2)
-    measured, model = measure(exp)
+    measured, model, _ = measure(exp)
     trainer = Trainer(exp, open_corpus(exp, lambda text: None))
     tokens = trainer.validation[: coordcheck.PROBE, :-1]
     start, arriving, _ = activations(trainer.model, tokens)
@@ -222,26 +223,27 @@ def test_gains_and_biases_are_flat_where_their_step_is_that_of_their_role(optimi
 
 def test_the_bounds_are_those_of_the_smallest_size() -> None:
     result = quick("optimizer=above_mup", "model.depth=1", sizes=(16, 32), steps=1)
-    _, model = measure(experiment([*QUICK, "optimizer=above_mup", "model.depth=1"], "width", 16, 1))
-    lower = lower_bounds(model)
-    assert {layer: low for layer, (low, _) in result.bounds.items()} == lower
+    _, model, before = measure(experiment([*QUICK, "optimizer=above_mup", "model.depth=1"], "width", 16, 1))
+    lower = {(layer, coordcheck.STABILITY.get(m, m)): low for (layer, m), low in lower_bounds(model, before).items()}
+    assert {(layer, q): low for layer, both in result.bounds.items() for q, (low, _) in both.items()} == lower
     for row in result.rows:
-        if row.quantity == "forward" and row.layer in lower:
-            assert result.bounds[row.layer][0] < result.bounds[row.layer][1] == row.values[0]
+        if (row.layer, row.quantity) in lower:
+            low, high = result.bounds[row.layer][row.quantity]
+            assert low < high == row.values[0]
 
 
 def test_a_diverged_size_is_no_flat_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(exp: Any) -> tuple[dict[Key, Measured], None]:
+    def measure(exp: Any) -> tuple[dict[Key, Measured], None, None]:
         if exp.model.width == 64:
             raise coordcheck.Diverged({"step": 1, "loss": math.nan, "grad_norm": math.nan})
-        return values(head__norm=1.0, head__forward=2.0), None
+        return values(head__norm=1.0, head__forward=2.0), None, None
 
     monkeypatch.setattr(coordcheck, "measure", measure)
-    monkeypatch.setattr(coordcheck, "lower_bounds", lambda model: {"head": 1.5})
+    monkeypatch.setattr(coordcheck, "lower_bounds", lambda model, before: {("head", "forward"): 1.5})
     result = quick()
     assert result.diverged == [64]
     assert [row.values for row in result.rows] == [[1.0, 1.0], [2.0, 2.0]]
-    assert result.bounds == {"head": (1.5, 2.0)}
+    assert result.bounds == {"head": {"forward": (1.5, 2.0)}}
     assert not result.flat
 
 
@@ -275,7 +277,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     standard, above = json.loads(capsys.readouterr().out)["checks"]
     assert (standard["parameterization"], standard["flat"]) == ("standard", False)
     assert (above["parameterization"], above["flat"]) == ("above_mup", True)  # one of two is not enough
-    lower, upper = above["bounds"]["layers.0.feed_forward.output"]
+    lower, upper = above["bounds"]["layers.0.feed_forward.output"]["stability"]
     assert 0 < lower <= upper
     assert standard["tolerance"] == {"norms": 0.1, "rms": 0.35}
     assert {row["quantity"] for row in standard["rows"]} == set(coordcheck.QUANTITIES)
