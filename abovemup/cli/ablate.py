@@ -63,9 +63,8 @@ def print_report(report: dict[str, Any], axes: list[str]) -> None:
 
     rows = []
     for move in report["transfer"]:
-        rows += [
-            [*r["arm"], r["size"], *_best(r), "", "", _note(r)] for r in report["table"] if r["arm"] == move["arm"]
-        ]
+        mine = [r for r in report["table"] if r["arm"] == move["arm"]]
+        rows += [[*r["arm"], r["size"], *_best(r), "", "", _note(r)] for r in mine]
         if "drift" in move:
             rows[-1][-3] = f"{move['drift']:+.2f} ({_between(move)})"
         if "regret" in move:

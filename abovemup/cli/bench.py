@@ -1,13 +1,8 @@
 """`abovemup bench`."""
 
-from typing import TYPE_CHECKING
-
 import typer
 
 from abovemup.cli.options import Debug, Json
-
-if TYPE_CHECKING:
-    from abovemup.bench.ratio import Ratio
 
 
 def bench(json: Json = False, debug: Debug = False) -> None:
@@ -27,12 +22,9 @@ def bench(json: Json = False, debug: Debug = False) -> None:
     if json:
         print_json([asdict(ratio) | {"ratio": ratio.value, "met": ratio.met} for ratio in ratios])
     else:
-        print_table(["", "ratio", "target", "", "ours", "beside it", "unit"], map(_row, ratios))
+        columns = ["", "ratio", "target", "", "ours", "beside it", "unit"]
+        targets = [f"{'>=' if r.at_least else '<='} {r.target:g}" for r in ratios]
+        verdicts = ["met" if r.met else "MISSED" for r in ratios]
+        rows = zip(ratios, targets, verdicts, strict=True)
+        print_table(columns, ([r.name, r.value, target, met, r.ours, r.peer, r.unit] for r, target, met in rows))
     raise typer.Exit(0 if all(ratio.met for ratio in ratios) else 1)
-
-
-def _row(ratio: "Ratio") -> tuple[str, ...]:
-    sign = ">=" if ratio.at_least else "<="
-    verdict = "met" if ratio.met else "MISSED"
-    figures = f"{ratio.ours:.4g}", f"{ratio.peer:.4g}"
-    return ratio.name, f"{ratio.value:.3g}", f"{sign} {ratio.target:g}", verdict, *figures, ratio.unit

@@ -67,10 +67,10 @@ def numbers(option: str, text: str) -> list[int]:
 
     try:
         values = sorted({parse_int(part) for part in text.split(",")})
-    except ValueError as error:
-        raise RequestError(f"{option} {text}: {error}. Write integers with commas, such as 64,128,256.") from error
-    if values[0] < 1 or len(values) < 2:
-        raise RequestError(f"{option} {text}: a slope needs at least two sizes above 0, such as 64,128,256.")
+    except ValueError:
+        values = []
+    if len(values) < 2 or values[0] < 1:
+        raise RequestError(f"{option} {text}: a slope needs two or more integers above 0 with commas: 64,128,256.")
     return values
 
 

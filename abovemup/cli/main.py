@@ -6,14 +6,14 @@ import io
 import os
 import signal
 import sys
+from difflib import get_close_matches
 from typing import Annotated, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from abovemup import __version__
-from abovemup.cli import ablate, bench, coordcheck, doctor, explain, generate, runs, show, train
-from abovemup.cli.errors import plain, usage
+from abovemup.cli import ablate, bench, coordcheck, data, doctor, explain, generate, runs, show, train
 from abovemup.config.errors import RequestError, RunFailed
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.command("train", cls=train.TrainCommand)(train.train)
 app.command("show", cls=train.TrainCommand)(show.show)
 app.command("generate")(generate.generate)
+app.add_typer(data.app, name="data", help="Make and look at token shards.")
 app.add_typer(runs.app, name="runs", help="What to do with run directories.")
 app.command("explain", cls=train.TrainCommand)(explain.explain)
 app.command("coordcheck", cls=train.TrainCommand)(coordcheck.coordcheck)
@@ -69,7 +70,7 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except TyperException as error:
-        message = usage(error, arguments)
+        message = _usage(error, arguments)
         return _fail(2, message) if message else 2
     except RequestError as error:
         return _fail(2, str(error), arguments)
@@ -104,11 +105,29 @@ def _check_surroundings(arguments: list[str]) -> None:
         raise RequestError("the working directory is gone.") from error
 
 
+def _usage(error: TyperException, arguments: list[str]) -> str:
+    """About a command line that does not parse; nothing when the help has been printed instead.
+
+    With the key that was probably meant by an option that is none: `--lr 0.1` is `optimizer.lr=0.1` here.
+    """
+    from abovemup.config.keys import keys, nearest
+
+    message, option = error.format_message(), str(getattr(error, "option_name", ""))
+    near = get_close_matches(option, getattr(error, "possibilities", None) or [], 1, 0.75)
+    if option and not near and arguments[:1] in (["train"], ["show"], ["explain"], ["coordcheck"]):
+        meant = nearest(option.lstrip("-").replace("-", "_"), keys())
+        if meant:
+            message += f". Settings are keys: did you mean {' or '.join(f'{key}=...' for key in meant)}?"
+    return message
+
+
 def _fail(code: int, message: str, arguments: list[str] | None = None) -> int:
     if arguments and "--debug" in arguments:
         import traceback
 
         traceback.print_exc()
+    # Without characters that would move the cursor or colour the terminal.
+    plain = "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in message)
     with contextlib.suppress(BrokenPipeError):
-        print(f"abovemup: {plain(message)}", file=sys.stderr)
+        print(f"abovemup: {plain}", file=sys.stderr)
     return code

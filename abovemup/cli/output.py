@@ -6,19 +6,19 @@ from typing import Any
 from abovemup.config.values import shown
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table at its natural width, on a terminal and in a pipe; numbers stand on the right."""
+def print_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """A table at its natural width, on a terminal and in a pipe. Numbers stand on the right, floats in four digits."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     cells = [list(row) for row in rows]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns))
     for i, column in enumerate(columns):
         number = bool(cells) and all(isinstance(row[i], int | float) for row in cells)
         table.add_column(Text(column), justify="right" if number else "left", no_wrap=True)
     for row in cells:
-        table.add_row(*(Text(shown(value)) for value in row))
+        table.add_row(*(Text(f"{value:.4g}" if isinstance(value, float) else shown(value)) for value in row))
     console = Console(width=10**6, height=100, highlight=False)  # both, or TERM=dumb is 80 wide
     console.width = max(1, console.measure(table).maximum)
     with console.capture() as capture:  # Rich's own print would end the process at a closed pipe

@@ -13,28 +13,22 @@ _SELDOM = ("model.base.", "optimizer.roles.", "model.rope_theta", "model.norm_ep
 
 
 def print_reference() -> None:
-    console = Console(highlight=False)
     first = defaults()
-    groups = [(group, ", ".join(dict.fromkeys([first[group], *names]))) for group, names in choices().items()]
+    groups = {group: ", ".join(dict.fromkeys([first[group], *names])) for group, names in choices().items()}
+    sections: dict[str, str] = {}
+    for section, _, name in (key.partition(".") for key in keys() if not key.startswith(_SELDOM)):
+        sections[f"{section}."] = f"{sections.get(f'{section}.', '')} {name}".strip()
+    console = Console(highlight=False)
     console.print(_panel("Groups: GROUP=CHOICE (the first is the default)", groups))
-    console.print(_panel("Keys: SECTION.KEY=VALUE", _keys()))
+    console.print(_panel("Keys: SECTION.KEY=VALUE", sections))
     numbers = "Integers: 64, 1e6, 10M, 2^20. Floats: 0.1, 2^-4. Cadences: 200 (steps), 2^16tok (tokens), pow2."
     console.print(Text(f" {numbers} null opens a key.\n"))
 
 
-def _keys() -> list[tuple[str, str]]:
-    sections: dict[str, list[str]] = {}
-    for key in keys():
-        if not key.startswith(_SELDOM):
-            section, _, name = key.partition(".")
-            sections.setdefault(section, []).append(name)
-    return [(f"{section}.", " ".join(names)) for section, names in sections.items()]
-
-
-def _panel(title: str, rows: list[tuple[str, str]]) -> Panel:
+def _panel(title: str, rows: dict[str, str]) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold cyan")
     table.add_column(overflow="fold")
-    for name, text in rows:
+    for name, text in rows.items():
         table.add_row(Text(name), Text(text))
     return Panel(table, title=Text(title), title_align="left", border_style="dim")

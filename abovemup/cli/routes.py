@@ -1,7 +1,5 @@
-"""What a routing table says: the numbers of each parameter, and memory."""
+"""What a routing table says of each parameter, and how large the vocabulary is."""
 
-from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,39 +33,13 @@ def rows(e: "Experiment", routes: "list[Route]") -> list[dict[str, Any]]:
     ]
 
 
-def print_rows(rows: list[dict[str, Any]]) -> None:
-    from abovemup.cli.output import print_table
-
-    columns = list(rows[0]) if rows else []
-    print_table(columns, ([f"{v:.4g}" if isinstance(v, float) else v for v in row.values()] for row in rows))
-
-
 def decay(route: "Route") -> float:
     """As in W <- (1 - lr(t) * weight_decay) W: a route holds it over its lr multiplier."""
     return route.weight_decay * route.lr_mult
 
 
-@dataclass(frozen=True)
-class Sizes:
-    parameters: int
-    weights: int  # bytes
-    gradients: int  # bytes
-    state: int | None  # bytes of the optimizer's state; None for a user's own
-
-
-def sizes(routes: "list[Route]") -> Sizes:
-    """Everything is float32: 4 bytes a weight and a gradient, two moments of Adam, a momentum where there is one."""
-    count = sum(prod(route.shape) for route in routes)
-    state: int | None = 0
-    for route in routes:
-        tensors = _state_tensors(route)
-        state = None if tensors is None or state is None else state + 4 * tensors * prod(route.shape)
-    return Sizes(parameters=count, weights=4 * count, gradients=4 * count, state=state)
-
-
-def _state_tensors(route: "Route") -> int | None:
-    if route.optimizer in ("adam", "adamw"):
-        return 2
-    if route.optimizer == "steepest_descent":
-        return 1 if route.momentum else 0
-    return None
+def vocabulary(e: "Experiment") -> str:
+    """The rows of embedding and head; where some are padding, how many are not."""
+    rows = e.model.vocab_size
+    used = e.data.states + 1 if e.data.name == "synthetic" else e.tokenizer.vocab_size
+    return f"{rows:,}" if used == rows else f"{used:,} ids in {rows:,} rows"

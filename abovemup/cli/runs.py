@@ -7,11 +7,6 @@ from abovemup.cli.options import Debug, RunDir
 app = typer.Typer(no_args_is_help=True)
 
 
-@app.callback()
-def _runs() -> None:
-    pass
-
-
 @app.command("push")
 def push(run: RunDir, debug: Debug = False) -> None:
     """Upload a whole run to W&B, from its first step to its last."""

@@ -17,37 +17,34 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Print the resolved configuration and the routing table: how every parameter starts and steps."""
-    from abovemup.cli.output import print_json
-    from abovemup.cli.routes import decay, print_rows, rows, sizes
+    from abovemup.cli.output import print_json, print_table, shown
+    from abovemup.cli.routes import decay, rows, vocabulary
     from abovemup.config.compose import compose
-    from abovemup.training.routes import table
+    from abovemup.config.keys import flatten
+    from abovemup.training.routes import sizes, table
 
-    experiment = compose(list(overrides or []), config_file=config, config_dir=config_dir)
-    routes = table(experiment)
-    count = sizes(routes).parameters
+    e = compose(list(overrides or []), config_file=config, config_dir=config_dir)
+    routes, base = table(e), _base(e)
+    count = sizes(routes)["parameters"]
     if json:
         routing = [asdict(route) | {"weight_decay": decay(route)} for route in routes]
-        print_json({"config": asdict(experiment), "base": _base(experiment), "parameters": count, "routing": routing})
+        print_json({"config": asdict(e), "base": base, "parameters": count, "routing": routing})
         return
-    _print_settings(experiment)
-    print()
-    _print_base(experiment)
-    print()
-    print_rows(rows(experiment, routes))
-    print(f"\n{count:,} parameters")
-
-
-def _print_settings(experiment: "Experiment") -> None:
-    from abovemup.cli.output import shown
-    from abovemup.config.diff import flatten
-
-    for sentence in experiment.cannot_match:
-        print(f"# {experiment.experiment} cannot match: {sentence}")
-    for key, value in flatten(experiment):
-        derived = f"  # from {shown(experiment.derived[key])}" if key in experiment.derived else ""
+    for sentence in e.cannot_match:
+        print(f"# {e.experiment} cannot match: {sentence}")
+    for key, value in flatten(e).items():
+        derived = f"  # from {shown(e.derived[key])}" if key in e.derived else ""
         # A group's name is its choice: printed as one types it.
-        name = key.removesuffix(".name") if key.removesuffix(".name") in experiment.choices else key
-        print(f"{name}={shown(value)}{derived}")
+        print(f"{key.removesuffix('.name') if key != 'run.name' else key}={shown(value)}{derived}")
+    ratios = base["ratio"]
+    print("\nbase: " + ", ".join(f"{name} {size} (x {ratios[name]:g})" for name, size in base["base"].items()))
+    if all(ratio == 1 for name, ratio in ratios.items() if name != "depth"):
+        print(f"The model is its own base: parameterization={e.parameterization.name} has no effect.")
+    print(f"attention scale: {base['attention_scale']:g}")
+    print(f"residual: {base['residual']['stream']:g} x stream + {base['residual']['block']:g} x block\n")
+    lines = rows(e, routes)
+    print_table(list(lines[0]), (line.values() for line in lines))
+    print(f"\n{count:,} parameters, vocabulary {vocabulary(e)}")
 
 
 def _base(e: "Experiment") -> dict[str, Any]:
@@ -63,14 +60,3 @@ def _base(e: "Experiment") -> dict[str, Any]:
         "attention_scale": attention_scale(p.name, m.head_dim, p.base_head_dim),
         "residual": {"stream": alpha, "block": beta},
     }
-
-
-def _print_base(e: "Experiment") -> None:
-    base = _base(e)
-    ratios = ", ".join(f"{name} {size} (x {base['ratio'][name]:g})" for name, size in base["base"].items())
-    print(f"base: {ratios}")
-    if all(ratio == 1 for name, ratio in base["ratio"].items() if name != "depth"):
-        print(f"The model is its own base: parameterization={e.parameterization.name} has no effect.")
-    residual = base["residual"]
-    print(f"attention scale: {base['attention_scale']:g}")
-    print(f"residual: {residual['stream']:g} x stream + {residual['block']:g} x block")

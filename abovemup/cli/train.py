@@ -1,6 +1,6 @@
 """`abovemup train`."""
 
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,26 +41,49 @@ def train(
     """Train a model: abovemup train model=pocket optimizer.lr=2^-5 train.tokens=2^21"""
     typed = list(overrides or [])
     if dry_run:
-        from abovemup.cli.dry_run import print_plan
+        from abovemup.training import lineage
 
-        print_plan(_experiment(typed, config, config_dir, resume, branch), json)
+        start = lineage.start(typed, config, config_dir, resume, branch)
+        if resume is not None and start.origin is not None:
+            lineage.resumed_checkpoint(start.origin, start.step, lambda text: typer.echo(f"warning: {text}", err=True))
+        print_plan(start.experiment, json)
         return
+    from abovemup.cli.output import print_json
     from abovemup.training.run import train as run
 
     outcome = run(typed, config_file=config, config_dir=config_dir, resume=resume, branch=branch, json_output=json)
     if json:
-        from abovemup.cli.output import print_json
-
         print_json({"dir": str(outcome.dir), **outcome.summary})
     raise typer.Exit(outcome.exit_code)
 
 
-def _experiment(
-    overrides: list[str], config: Path | None, config_dir: Path | None, resume: str | None, branch: str | None
-) -> "Experiment":
-    from abovemup.training import lineage
+def print_plan(e: "Experiment", json: bool) -> None:
+    """Of a dry run the essentials: parameters, tokens, steps, memory of weights, gradients and optimizer state."""
+    from rich.filesize import decimal
 
-    start = lineage.start(overrides, config, config_dir, resume, branch)
-    if resume is not None and start.origin is not None:
-        lineage.resumed_checkpoint(start.origin, start.step, lambda text: typer.echo(f"warning: {text}", err=True))
-    return start.experiment
+    from abovemup.cli.output import print_json, print_table
+    from abovemup.cli.routes import vocabulary
+    from abovemup.training.routes import sizes, table
+
+    size = sizes(table(e))
+    if json:
+        print_json({"config": asdict(e), **size})
+        return
+    for sentence in e.cannot_match:
+        print(f"{e.experiment} cannot match: {sentence}")
+    t, m, o, s, d = e.train, e.model, e.optimizer, e.schedule, e.data
+    count, *known = (size[name] for name in ("parameters", "weights", "gradients", "state"))
+    parts = zip(("weights", "gradients", "optimizer state"), known, strict=True)
+    memory = ", ".join(f"{name} {'not known' if n is None else decimal(n)}" for name, n in parts)
+    plan = {
+        "experiment": e.experiment,
+        "model": f"{m.name}: {count:,} parameters, width {m.width}, depth {m.depth}, vocabulary {vocabulary(e)}",
+        "optimizer": f"{o.name} under {e.parameterization.name}: lr {o.lr:g}, momentum {o.momentum:g}",
+        "schedule": f"{s.name}: warmup {s.warmup}, decay {s.decay} steps",
+        "data": d.name if d.path is None else f"{d.name}: {d.path}",
+        "batch": f"{t.batch_size} x {t.seq_len} = {t.batch_size * t.seq_len:,} tokens",
+        "steps": f"{t.steps:,}",
+        "tokens": f"{t.tokens:,}",
+        "memory": f"{decimal(sum(filter(None, known)))} before activations: {memory}",
+    }
+    print_table(["", ""], plan.items())

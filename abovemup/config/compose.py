@@ -1,27 +1,27 @@
 """From choices and overrides to an `Experiment`: Hydra composes, then the schema's types, derivations and checks."""
 
-import copy
 import re
 import textwrap
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from abovemup.config.check import check_relations
 from abovemup.config.conf import GROUPS, Choices, choices, conf_dir
-from abovemup.config.diff import leaves
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
-from abovemup.config.keys import SECTIONS, did_you_mean, keys, unknown_key
+from abovemup.config.keys import SECTIONS, did_you_mean, leaves
 from abovemup.config.overrides import Asked, parse
 from abovemup.config.resolve import resolve
 from abovemup.config.schema import Experiment
-from abovemup.config.values import coerce
+from abovemup.config.tokenizer_file import of_shards
+from abovemup.config.values import Values, build, coerce, refuse_unknown
 
 Tree = dict[str, Any]
 # The keys a preset sets in these groups are about the choice it makes there (an lr belongs to its optimizer), so
 # another choice leaves them out. What it sets on the model (gains, 2 query heads) is what it is for, and stays.
 _BELONG_TO_CHOICE = tuple(group for group in GROUPS if group not in ("experiment", "model"))
+# Of two keys that say the same, the one that was set last counts: the other opens, whatever it was before.
+_PAIRS = (("train.steps", "train.tokens"), ("model.heads", "model.head_dim"), ("run.name", "run.dir"))
 
 
 def compose(overrides: list[str], config_file: Path | None = None, config_dir: Path | None = None) -> Experiment:
@@ -38,25 +38,23 @@ def compose(overrides: list[str], config_file: Path | None = None, config_dir: P
     groups = {**file.groups, **typed.groups}
     tree, chosen, notes = _hydra({g: c for g, c in groups.items() if c in available[g]}, typed, config_dir)
     chosen |= groups
-    for layer in (file.keys, typed.keys):
-        for key, value in layer.items():
-            _set(tree, key, value)
-    _settle(tree, [typed.keys, file.keys])
-    tree = _interpolate(tree)
-    sentences = tree.get("cannot_match") or []
-    tree |= {
-        "experiment": chosen["experiment"],
-        "cannot_match": list(sentences.values()) if isinstance(sentences, dict) else sentences,
-        "choices": {group: chosen[group] for group in GROUPS},
-    }
-    opened: Tree = {}
-    tree = coerce(Experiment, tree, opened=opened)
-    tree["cannot_match"] += notes
-    resolve(tree)
+    values = _layered(tree, file.keys | typed.keys)
+    for pair in _PAIRS:
+        given = [[key for key in pair if layer.get(key) is not None] for layer in (typed.keys, file.keys)]
+        if last := given[0] or given[1]:
+            values |= dict.fromkeys({*pair} - {*last})
+    values |= {"experiment": chosen["experiment"], "choices": {group: chosen[group] for group in GROUPS}}
+    opened: Values = {}
+    values = coerce(values, opened)
+    values["cannot_match"] += notes
+    if values["data.name"] == "shards":
+        asked = ["tokenizer.name"] * ("tokenizer" in typed.groups) + [key for key in typed.keys if key in values]
+        named = {key.removeprefix("tokenizer."): values[key] for key in asked if key.startswith("tokenizer.")}
+        values |= {f"tokenizer.{key}": value for key, value in of_shards(values["data.path"], named).items()}
+    resolve(values)
     # The number of threads is in the last bits of a run: one that is repeated elsewhere, or wider, keeps it.
-    tree["derived"] = {key: how for key, how in opened.items() if key != "train.threads"}
-    experiment: Experiment = coerce(Experiment, tree)  # what followed has the same bounds
-    check_relations(experiment)
+    values["derived"] = {key: how for key, how in opened.items() if key != "train.threads"}
+    experiment: Experiment = build(coerce(values))  # what followed has the same bounds
     return experiment
 
 
@@ -74,9 +72,10 @@ def _read(path: Path, available: Choices, typed: Asked) -> Asked:
     groups = {str(group): str(choice) for group, choice in written.items() if choice is not None}
     # An empty section is none, and one whose group was typed is composed again.
     found = {k: v for k, v in leaves(tree) if not (k in SECTIONS and not v) and k.partition(".")[0] not in typed.groups}
-    known = {*keys(), *SECTIONS, *(f"{group}.name" for group in GROUPS), "cannot_match"}
-    if unknown := [key for key in found if key not in known]:
-        raise RequestError(f"{path}: {unknown_key(unknown[0])}")
+    try:
+        refuse_unknown(found)
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from error
     for group, choice in groups.items():
         if group not in GROUPS:
             raise RequestError(f"{path}: unknown group {group} in its choices.{did_you_mean(group, list(GROUPS))}")
@@ -103,7 +102,7 @@ def _hydra(groups: dict[str, str], typed: Asked, config_dir: Path | None) -> tup
                 tree[group] = bare[group]
                 instead = f"{group}={chosen[group]} instead of {preset[group]}"
                 notes.append(f"{instead}: the preset's {group} settings do not apply.")
-    return copy.deepcopy(tree), chosen, notes
+    return tree, chosen, notes
 
 
 @cache
@@ -134,37 +133,21 @@ def _composed(groups: tuple[tuple[str, str], ...], config_dir: Path | None) -> t
     return tree, chosen
 
 
-def _settle(tree: Tree, layers: list[Tree]) -> None:
-    """Of two keys that say the same, the one that was set last counts: the other opens, whatever it was before."""
-    for first, second in (("train.steps", "train.tokens"), ("model.heads", "model.head_dim"), ("run.name", "run.dir")):
-        for layer in layers:
-            given = [key for key in (first, second) if layer.get(key) is not None]
-            if len(given) == 2 and first == "train.steps":
-                raise RequestError(f"{first}={layer[first]} and {second}={layer[second]} are both given: keep one.")
-            if len(given) == 1:
-                _set(tree, second if given == [first] else first, None)
-            if given:
-                break
-
-
-def _interpolate(tree: Any) -> Any:
-    """Hydra's `${other.key}`, resolved."""
+def _layered(tree: Tree, keys: Values) -> Values:
+    """The tree's values with the keys over them, and Hydra's `${other.key}` resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return OmegaConf.to_container(OmegaConf.create(tree), resolve=True, throw_on_missing=True)
+        config = OmegaConf.create(tree)
+        for key, value in keys.items():
+            OmegaConf.update(config, key, value, merge=False, force_add=True)
+        resolved: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise RequestError(f"the configuration does not resolve: {_one_line(error)}") from error
-
-
-def _set(tree: Tree, key: str, value: Any) -> None:
-    *path, last = key.split(".")
-    for name in path:
-        if not isinstance(tree.get(name), dict):
-            tree[name] = {}
-        tree = tree[name]
-    tree[last] = copy.deepcopy(value)
+    sentences = resolved.get("cannot_match") or []  # a preset writes a mapping, which another can add to
+    resolved["cannot_match"] = list(sentences.values()) if isinstance(sentences, dict) else sentences
+    return dict(leaves(resolved))
 
 
 def _one_line(error: Exception) -> str:

@@ -21,23 +21,20 @@ def conf_dir() -> Path:
 
 def choices(config_dir: Path | None = None) -> Choices:
     """Group -> names, those of the user's folder included. Raises RequestError if it adds nothing or hides ours."""
-    ours = _listing(conf_dir())
+    found = _listing(conf_dir())
     if config_dir is None:
-        return ours
+        return found
     if not config_dir.is_dir():
         raise RequestError(f"--config-dir {config_dir}: no such folder.")
-    for group in GROUPS:
-        for file in (config_dir / group).glob("*.yml"):
-            raise RequestError(f"{file}: the name of a choice's file ends in .yaml.")
     theirs = _listing(config_dir)
     if not any(theirs.values()) and not (config_dir / "ablation").is_dir():
         raise RequestError(f"--config-dir {config_dir}: no YAML file in a group's folder ({', '.join(GROUPS)}).")
-    for group in GROUPS:
-        for name in theirs[group]:
-            if name in ours[group]:
-                file = config_dir / group / f"{name}.yaml"
-                raise RequestError(f"{file}: {group}={name} exists already. Give the file another name.")
-    return {group: ours[group] + theirs[group] for group in GROUPS}
+    for group, names in theirs.items():
+        if twice := {*names} & {*found[group]}:
+            file = config_dir / group / f"{min(twice)}.yaml"
+            raise RequestError(f"{file}: {group}={min(twice)} exists already. Give the file another name.")
+        found[group] += names
+    return found
 
 
 def defaults() -> dict[str, str]:
@@ -47,4 +44,6 @@ def defaults() -> dict[str, str]:
 
 
 def _listing(folder: Path) -> Choices:
-    return {group: sorted(f.stem for f in (folder / group).glob("[!_.]*.yaml")) for group in GROUPS}
+    for file in folder.glob("*/*.yml"):
+        raise RequestError(f"{file}: the name of a choice's file ends in .yaml.")
+    return {group: sorted(file.stem for file in (folder / group).glob("[!_.]*.yaml")) for group in GROUPS}

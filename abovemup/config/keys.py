@@ -1,26 +1,53 @@
-"""The keys of the schema, and the nearest one to a misspelled name."""
+"""The keys of an experiment, dotted (model.width): its values at them, and the nearest one to a misspelled name."""
 
 import dataclasses
+from collections.abc import Iterator
 from difflib import get_close_matches
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any
 
 from abovemup.config.conf import GROUPS
-from abovemup.config.diff import leaves
 from abovemup.config.schema import Experiment
 
 SECTIONS = tuple(f.name for f in dataclasses.fields(Experiment) if dataclasses.is_dataclass(f.type))
+_ABOUT_COMPOSING = ("cannot_match", "choices", "derived")
 
 
 @cache
-def keys() -> dict[str, Any]:
-    """Every key that can be set -> its type. A group's `name` is not one: it follows the choice."""
-    kinds = {key: kind for key, kind in leaves(_kinds(Experiment)) if "." in key}
-    return {key: kind for key, kind in kinds.items() if key not in {f"{group}.name" for group in GROUPS}}
+def fields(cls: Any = Experiment, path: str = "") -> dict[str, dataclasses.Field[Any]]:
+    """Every key -> what the schema says of it."""
+    found: dict[str, dataclasses.Field[Any]] = {}
+    for field in dataclasses.fields(cls):
+        key, kind = f"{path}{field.name}", field.type
+        found |= fields(kind, f"{key}.") if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {key: field}
+    return found
 
 
-def _kinds(cls: Any) -> dict[str, Any]:
-    return {k: _kinds(kind) if dataclasses.is_dataclass(kind) else kind for k, kind in get_type_hints(cls).items()}
+@cache
+def keys() -> list[str]:
+    """What can be set. A group's `name` is not among it: it follows the choice."""
+    return [key for key in fields() if "." in key and key not in {f"{group}.name" for group in GROUPS}]
+
+
+def leaves(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """(key, value) of everything in a nested dict. A dict at a key of the schema, or an empty one, is a value."""
+    for name, value in tree.items():
+        key = f"{path}{name}"
+        if isinstance(value, dict) and value and key not in fields():
+            yield from leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def flatten(experiment: Experiment) -> dict[str, Any]:
+    """Key -> value of every setting; how it was composed (choices, open keys, the preset's notes) is left out."""
+    return {k: v for k, v in leaves(dataclasses.asdict(experiment)) if k not in _ABOUT_COMPOSING}
+
+
+def differences(a: Experiment, b: Experiment) -> list[tuple[str, Any, Any]]:
+    """(key, value in a, value in b) of every setting that differs, in the schema's order."""
+    left, right = flatten(a), flatten(b)
+    return [(key, left[key], right[key]) for key in left if left[key] != right[key]]
 
 
 def nearest(name: str, among: list[str]) -> list[str]:
@@ -41,4 +68,4 @@ def did_you_mean(name: str, among: list[str]) -> str:
 
 def unknown_key(key: str) -> str:
     """What to say about a key that is not in the schema."""
-    return f"unknown key {key}.{did_you_mean(key, list(keys()) if '.' in key else [*keys(), *GROUPS])}"
+    return f"unknown key {key}.{did_you_mean(key, keys() if '.' in key else [*keys(), *GROUPS])}"

@@ -5,7 +5,7 @@ import re
 from decimal import Decimal
 
 _SUFFIX = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-_POWER = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*([+-]?\d+(?:\.\d+)?)")
+_POWER = re.compile(r"(\d+(?:\.\d+)?)\s*(?:\^|\*\*)\s*([+-]?\d+(?:\.\d+)?)")
 _SCALED = re.compile(r"([+-]?\d+(?:\.\d+)?)([kKMBT])")
 
 
@@ -24,13 +24,11 @@ def parse_float(value: object) -> float:
 
 def _parse(value: object) -> int | float:
     """Exact where it is written as an integer."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("not a number")
     try:
-        number = _read(value.strip().replace("_", "")) if isinstance(value, str) else value
-        if math.isfinite(number):
+        number = _read(value.strip()) if isinstance(value, str) else value
+        if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
             return number
-    except (OverflowError, ZeroDivisionError):
+    except (ValueError, OverflowError, ZeroDivisionError):
         pass
     raise ValueError("not a finite number")
 
@@ -38,13 +36,10 @@ def _parse(value: object) -> int | float:
 def _read(text: str) -> int | float:
     if power := _POWER.fullmatch(text):
         number = float(power[1]) ** float(power[2])  # refuses what is beyond a float, before it is computed exactly
-        if isinstance(number, complex):
-            raise ValueError("not a number")
-        whole = number.is_integer() and "." not in text
-        return int(int(power[1]) ** int(power[2])) if whole and int(power[2]) >= 0 else number
+        return int(power[1]) ** int(power[2]) if power[1].isdigit() and power[2].isdigit() else number
     if scaled := _SCALED.fullmatch(text):
         return float(Decimal(scaled[1]) * _SUFFIX[scaled[2]])  # Decimal: 0.7k is 700 exactly
     try:
-        return int(text) if re.fullmatch(r"[+-]?\d+", text) else float(text)
-    except ValueError as error:
-        raise ValueError("not a number") from error
+        return int(text)
+    except ValueError:
+        return float(text)

@@ -1,15 +1,11 @@
 """What was typed: `group=choice` and `key=value` in Hydra's grammar, with our numbers; everything else is refused."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 from abovemup.config.conf import GROUPS, Choices
-from abovemup.config.diff import leaves
 from abovemup.config.errors import RequestError
-from abovemup.config.keys import SECTIONS, did_you_mean, keys, unknown_key
-
-_NUMBERISH = re.compile(r"[+-]?[\d.]+\s*(\^|\*\*)\s*[+-]?[\d.]+(tok)?")  # what Hydra's grammar rejects or takes as text
+from abovemup.config.keys import SECTIONS, did_you_mean, fields, keys, leaves, nearest, unknown_key
 
 
 @dataclass
@@ -22,8 +18,12 @@ def parse(overrides: list[str], choices: Choices) -> Asked:
     """Sorts overrides into group choices and key values. Raises RequestError, naming the nearest right name."""
     typed = Asked()
     for text in overrides:
-        key, value = _split(text, choices)
+        if text.startswith("~"):
+            raise RequestError(f"{text}: nothing can be deleted. Set the key to another value (null opens it).")
+        key, equals, value = (part.strip() for part in text.lstrip("+").partition("="))
         section, _, rest = key.partition(".")
+        if not equals or not key:
+            raise RequestError(f"{text}: not KEY=VALUE.{_bare_word(text, choices)}")
         if key in typed.groups or key in typed.keys:
             raise RequestError(f"{key} is given twice: keep one.")
         if key in GROUPS:
@@ -40,44 +40,27 @@ def parse(overrides: list[str], choices: Choices) -> Asked:
     return typed
 
 
-def _split(text: str, choices: Choices) -> tuple[str, str]:
-    if text.startswith("~"):
-        raise RequestError(f"{text}: nothing can be deleted. Set the key to another value (null opens it).")
-    key, equals, value = text.partition("=")
-    key = key.strip().lstrip("+").strip()
-    if not equals or not key:
-        raise RequestError(f"{text}: not KEY=VALUE.{_bare_word(text, choices)}")
-    return key, value.strip()
-
-
-def _bare_word(text: str, choices: Choices) -> str:
-    if text in GROUPS:
-        return f" Choose one of {', '.join(choices[text])}: {text}=..."
-    if text in SECTIONS:
-        return f" Set a key in it: {text}.KEY=..."
-    named = [f"{group}.{name}" for group in GROUPS for name in choices[group]]
-    if "." not in text and (near := did_you_mean(text, named)):
-        return near.replace(".", "=")
-    return did_you_mean(text, [*keys(), *GROUPS]).replace("?", "=...?")
+def _bare_word(word: str, choices: Choices) -> str:
+    """What a word without a value was probably meant for."""
+    typed = {key: f"{key}=..." for key in keys()} | {section: f"{section}.KEY=..." for section in SECTIONS}
+    for group, names in choices.items():
+        typed |= {group: f"{group}={'|'.join(names)}", **{f"{group}.{name}": f"{group}={name}" for name in names}}
+    near = nearest(word, list(typed))
+    return f" Did you mean {' or '.join(typed[name] for name in near)}?" if near else ""
 
 
 def _value(key: str, text: str) -> Any:
-    """The value as Hydra's grammar reads it; our numbers, and text that the grammar rejects, as they stand."""
-    if _NUMBERISH.fullmatch(text):
-        return text
+    """As Hydra's grammar reads it. What that rejects (2^20, a path with =) is a text; at a text's key, a number too."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    literal = keys().get(key) in (str, str | None)
     try:
         override = OverridesParser.create().parse_override(f"{key}={text}")
-    except (HydraException, ValueError) as error:  # ValueError: an integer of 5000 digits
-        if literal:
-            return text
-        raise RequestError(f"{key}={text}: {str(error).splitlines()[0]}.") from error
+    except (HydraException, ValueError):  # ValueError: an integer of 5000 digits
+        return text
     if override.is_sweep_override():
         raise RequestError(f"{key}={text}: one value, please; quote a text with a comma: {key}=\"'{text}'\".")
     value = override.value()
-    if literal and value is not None and not isinstance(value, str | list | dict):
-        return text  # run.name=007 stays 007
-    return value
+    literal = key in fields() and fields()[key].type in (str, str | None)
+    # run.name=007 stays 007
+    return text if literal and value is not None and not isinstance(value, str | list | dict) else value

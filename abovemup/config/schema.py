@@ -177,10 +177,19 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    name: Literal["stdlib", "python", "synthetic", "text"]
+    name: Literal[
+        "stdlib", "python", "synthetic", "text", "shards", "hub", "fineweb", "fineweb_edu", "fineweb2_rus",
+        "fineweb2_tha", "nemotron_cc", "nemotron_cc_v2",
+    ]  # fmt: skip
     seed: Seed  # the order of the windows
-    path: str | None
-    column: str
+    path: str | None  # text: a file or a folder; shards: what `data prepare` wrote
+    column: str  # of the text
+    repo: str | None = None  # a data set of the Hugging Face hub, or a local folder with the same layout
+    subset: str | None = None  # what the hub calls a config; nemotron_cc: quality/kind/kind2, several with commas
+    split: str = "train"  # of the hub's data set
+    revision: str | None = None  # a branch, tag or commit; None: the newest
+    url: str | None = None  # nemotron_cc: where its files are, or a local folder with the same layout
+    pack: Literal["stream", "document"] = "stream"  # attend over the ends of documents in a window, or not
     allow_repeat: bool
     skip_bad: bool
     states: Annotated[int, Range(2, 2**20)]  # synthetic: contexts of the Markov source
@@ -189,9 +198,9 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer:
-    name: Literal["bpe", "byte", "hf"]
+    name: Literal["bpe", "byte", "llama3", "gpt2", "hf"]
     vocab_size: Annotated[Ids, Open()]  # ids in use, end of text included
-    path: str | None  # hf: a tokenizer.json, or a folder holding one
+    path: str | None  # hf: a tokenizer.json, a folder holding one, or a hub id; llama3, gpt2: the file of ranks too
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,28 +1,29 @@
 """From what YAML and the command line hold to what the schema says. Open values may stay; `resolve` closes them."""
 
+import contextlib
 import dataclasses
 import json
 import re
 from collections.abc import Callable
 from fractions import Fraction
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from abovemup.config.cadence import parse_cadence, token_count
 from abovemup.config.conf import GROUPS
-from abovemup.config.diff import leaves
 from abovemup.config.errors import RequestError
-from abovemup.config.keys import did_you_mean, unknown_key
+from abovemup.config.keys import did_you_mean, fields, unknown_key
 from abovemup.config.numbers import parse_float, parse_int
-from abovemup.config.schema import ABOVE_0, BELOW_1, Cadence, Open, Range
+from abovemup.config.schema import ABOVE_0, BELOW_1, Cadence, Experiment, Open, Range
 
-_NUMBERS: dict[Any, tuple[Callable[[object], Any], str]] = {
-    int: (parse_int, "an integer such as 64, 1e6, 10M or 2^20"),
-    float: (parse_float, "a finite number such as 0.1, 1e-3 or 2^-4"),
-    Cadence: (parse_cadence, 'steps (200), tokens ("2^16tok") or pow2'),
-}
+Values = dict[str, Any]  # key -> value
+
 _STRICT = {ABOVE_0: "above 0, however small", BELOW_1: "below 1: use 0.99"}
 _EXPECTED: dict[Any, str] = {
+    int: "expected an integer such as 64, 1e6, 10M or 2^20",
+    float: "expected a finite number such as 0.1, 1e-3 or 2^-4",
+    Cadence: 'expected steps (200), tokens ("2^16tok") or pow2',
+    str: "expected a text without NUL",
     bool: "expected true or false",
     NoneType: "null",
     list: "expected a list such as [a,b]",
@@ -30,34 +31,43 @@ _EXPECTED: dict[Any, str] = {
 }
 
 
-def coerce(cls: Any, raw: Any, path: str = "", opened: dict[str, Any] | None = None) -> Any:
-    """A `cls` of the nested dict `raw`. With `opened` a nested dict again, whose open values stay, and are noted there.
+def build(values: Values, cls: Any = Experiment, path: str = "") -> Any:
+    """A `cls` of coerced values; what is not among them has a default."""
+    parts = {}
+    for field in dataclasses.fields(cls):
+        key = f"{path}{field.name}"
+        if dataclasses.is_dataclass(field.type):
+            parts[field.name] = build(values, field.type, f"{key}.")
+        elif key in values:
+            parts[field.name] = values[key]
+    return cls(**parts)
+
+
+def coerce(values: Values, opened: Values | None = None) -> Values:
+    """The values as the schema has them. With `opened`, those that are open stay, and are noted there.
 
     Raises RequestError that names the key: unknown (with the nearest), missing, of another type, or out of range.
     """
-    fields = {f.name: f for f in dataclasses.fields(cls)}
-    if not isinstance(raw, dict):
-        key = path.rstrip(".")
-        hint = f" A choice is written choices: {{{key}: {shown(raw)}}}." if key in GROUPS else ""
-        raise RequestError(f"{key}={shown(raw)}: a section. Set a key in it: {path}{{{','.join(fields)}}}.{hint}")
-    for name in raw:
-        if name not in fields:
-            key, _ = next(leaves({f"{path}{name}": raw[name]}))
-            raise RequestError(unknown_key(key))
-    values = {}
-    for name, kind in get_type_hints(cls, include_extras=True).items():
-        key = f"{path}{name}"
-        if name not in raw:
-            if fields[name].default is dataclasses.MISSING and fields[name].default_factory is dataclasses.MISSING:
-                raise RequestError(f"{key} is missing from the configuration: add it to the YAML file.")
-        elif dataclasses.is_dataclass(kind):
-            values[name] = coerce(kind, raw[name], f"{key}.", opened)
-        else:
-            values[name] = _value(key, kind, raw[name], opened)
-    return cls(**values) if opened is None else values
+    refuse_unknown(values)
+    for key, field in fields().items():
+        if key not in values and field.default is field.default_factory is dataclasses.MISSING:
+            raise RequestError(f"{key} is missing from the configuration: add it to the YAML file.")
+    return {key: _value(key, field.type, values[key], opened) for key, field in fields().items() if key in values}
 
 
-def _value(key: str, kind: Any, value: Any, opened: dict[str, Any] | None) -> Any:
+def refuse_unknown(values: Values) -> None:
+    """Raises RequestError for what is no key, with the nearest one, or the keys of a section."""
+    for key, value in values.items():
+        if key not in fields() and not key.startswith("optimizer.args."):
+            inside = [name.removeprefix(f"{key}.").partition(".")[0] for name in fields() if name.startswith(f"{key}.")]
+            if not inside:
+                raise RequestError(unknown_key(key))
+            hint = f" A choice is written choices: {{{key}: {shown(value)}}}." if key in GROUPS else ""
+            names = ",".join(dict.fromkeys(inside))
+            raise RequestError(f"{key}={shown(value)}: a section. Set a key in it: {key}.{{{names}}}.{hint}")
+
+
+def _value(key: str, kind: Any, value: Any, opened: Values | None) -> Any:
     kind, *marks = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     bounds, how = ({type(mark): mark for mark in marks}.get(of) for of in (Range, Open))
     hint = f" {bounds.hint}" if bounds and bounds.hint else ""
@@ -96,19 +106,15 @@ def _is_open(how: Open, value: Any) -> bool:
 def _convert(kind: Any, value: Any) -> Any:
     """The value as a type of the schema. Raises ValueError with what was expected."""
     origin, options = get_origin(kind), get_args(kind)
-    if kind in _NUMBERS:
-        parse, expected = _NUMBERS[kind]
-        try:
-            return parse(value)
-        except ValueError as error:
-            raise ValueError(f"{error}; expected {expected}") from error
-    if kind is str:
-        return _text(value)
-    if kind in (bool, NoneType) and isinstance(value, kind):
-        return value
-    if origin is Literal:
-        return _one_of(options, value)
-    if origin in (UnionType, Union):
+    if kind in _PARSERS:
+        with contextlib.suppress(ValueError):
+            return _PARSERS[kind](value)
+    elif origin is Literal:
+        if value in options:
+            return value
+        near = did_you_mean(str(value), list(map(str, options)))
+        raise ValueError(f"{near} Choices: {', '.join(map(str, options))}".strip())
+    elif origin in (UnionType, Union):
         reasons = []
         for option in options:
             try:
@@ -116,27 +122,19 @@ def _convert(kind: Any, value: Any) -> Any:
             except ValueError as error:
                 reasons.append(str(error))
         raise ValueError("; or ".join(reasons))
-    if origin is list and isinstance(value, list):
-        return [_convert(options[0], item) for item in value]
-    if origin is dict and isinstance(value, dict):
+    elif isinstance(value, origin or kind):
         json.dumps(value, allow_nan=False, default=str)  # refuses what is not finite
-        return value
-    raise ValueError(_EXPECTED[origin or kind])
-
-
-def _one_of(options: tuple[Any, ...], value: Any) -> Any:
-    if value in options:
-        return value
-    near = did_you_mean(str(value), [str(option) for option in options]).strip()
-    raise ValueError(f"{near} Choices: {', '.join(map(str, options))}".strip())
+        return [_convert(options[0], item) for item in value] if origin is list else value
+    raise ValueError(_EXPECTED[kind if kind in _EXPECTED else origin])
 
 
 def _text(value: Any) -> str:
-    if value is None or isinstance(value, list | dict):
-        raise ValueError("expected a text")
-    if "\0" in (text := shown(value)):
-        raise ValueError("a text has no NUL in it")
-    return text
+    if value is None or isinstance(value, list | dict) or "\0" in shown(value):
+        raise ValueError
+    return shown(value)
+
+
+_PARSERS: dict[Any, Callable[[Any], Any]] = {int: parse_int, float: parse_float, Cadence: parse_cadence, str: _text}
 
 
 def shown(value: Any) -> str:

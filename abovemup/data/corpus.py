@@ -1,5 +1,6 @@
 """What a run reads: batches that depend on (data.seed, sample) only, a fixed validation set, and the yardsticks."""
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
+from abovemup.config.keys import differences
 from abovemup.config.schema import Data, Experiment
 from abovemup.data.order import permute
-from abovemup.data.prepare import FORMAT, Note, prepared
+from abovemup.data.prepare import FORMAT, Prepared, folder_of, open_prepared, prepared
+from abovemup.data.progress import Job, Note
+from abovemup.data.recipe import Recipe, reopen
 from abovemup.data.shards import TokenWindows
-from abovemup.data.sources import STDLIB_EVAL_TOKENS
+from abovemup.data.sources import STDLIB_EVAL_TOKENS, find_source
+from abovemup.data.split import Amount
 from abovemup.data.synthetic import ENDLESS, MarkovSource
-from abovemup.data.tokenizer import Coder, reopen
+from abovemup.data.tokenizer import Coder
 from abovemup.data.validation import DOCUMENTS, SHARE, Choice, choose_windows
 
 TRAIN, VALIDATION = 0, 1  # streams of the synthetic source
@@ -94,7 +100,7 @@ def open_corpus(experiment: Experiment, note: Note = print) -> Corpus:
     if experiment.data.name == "synthetic":
         return _synthetic(experiment)
     data, seq_len = experiment.data, experiment.train.seq_len
-    manifest, tokenizer, shards = prepared(data, experiment.tokenizer, experiment.model.vocab_size, note)
+    _, manifest, tokenizer, shards = _prepared(experiment, note)
     train = TokenWindows(shards["train"], seq_len)
     held_out = TokenWindows(shards["validation"], seq_len)
     tokens = min(experiment.eval.tokens, STDLIB_EVAL_TOKENS) if data.name == "stdlib" else experiment.eval.tokens
@@ -108,6 +114,32 @@ def open_corpus(experiment: Experiment, note: Note = print) -> Corpus:
     size = tokenizer.count_bytes(rows[:, 1:]) / rows[:, 1:].size
     validation, entropy = torch.from_numpy(rows), manifest["unigram_entropy"]
     return Corpus(data, seq_len, tokenizer, manifest, train.windows, entropy, train.rows, validation, size or None)
+
+
+def _prepared(experiment: Experiment, note: Note) -> Prepared:
+    """A local source whole, of a remote one what the run needs, or a folder that `abovemup data prepare` made."""
+    data, made_by, ids = experiment.data, Recipe(experiment.tokenizer), experiment.model.vocab_size
+    if made_by.size > ids:
+        size = made_by.size
+        raise RequestError(f"the tokenizer has {size:,} ids and the model {ids:,}: set model.vocab_size={size} or more")
+    if data.name == "shards":
+        return open_prepared(Path(data.path or "").expanduser(), made_by)
+    source = find_source(data)
+    amount = Amount(experiment.train.tokens + experiment.train.seq_len, experiment.eval.tokens + 1)
+    job = Job(source, made_by, data.skip_bad, None if source.local else amount)
+    if not source.local and not folder_of(job).exists():
+        note(f"data: this run's tokens are prepared first, as by: {by_hand(experiment, amount.train)}")
+    return prepared(job, note)
+
+
+def by_hand(experiment: Experiment, tokens: int) -> str:
+    """The command that prepares so many tokens as the experiment would."""
+    e, keys = experiment, ("data.", "tokenizer.", "eval.tokens")
+    path = [] if e.tokenizer.path is None else [f"tokenizer.path={e.tokenizer.path}"]
+    plain = compose([f"data={e.data.name}", f"tokenizer={e.tokenizer.name}", *path])
+    other = [f"{key}={now}" for key, _, now in differences(plain, e) if key.startswith(keys) and key != "data.seed"]
+    words = ["abovemup", "data", "prepare", e.data.name, "--tokens", str(tokens), f"tokenizer={e.tokenizer.name}"]
+    return shlex.join([*words, *path, *other])
 
 
 def _shortfall(choice: Choice, held_out: TokenWindows, asked: int) -> str | None:

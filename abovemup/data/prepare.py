@@ -1,118 +1,87 @@
-"""A source to token shards in the cache: once, under a lock, written aside and then renamed.
+"""A source to token shards: once, under a lock, in a folder aside that is renamed when all is there.
 
-A prepared corpus is a folder `corpora/<key>` of the cache (ABOVEMUP_CACHE, else ~/.cache/abovemup): shards,
-manifest.json and, where there is one, tokenizer.json. The key is a hash of the contents of the source, of what
-makes the tokenizer, and of the format, so an edited file gets another folder.
+A prepared corpus is a folder: shards, manifest.json and, where there is one, the file of its tokenizer. It is
+`corpora/<key>` of the cache, or where a user wants it. The key is a hash of what decides the tokens: the contents of
+the source, the tokenizer, the amount and the format; an edited file gets another folder.
+
+`<folder>.part` is one that is being made: `plan.json` says how (split and tokenizer are settled), `progress.json`
+how far. Whatever ends the process, the next one goes on from there, and the shards come out the same.
 """
 
 import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
-from abovemup.config import schema
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.io import write_whole
+from abovemup.config.resolve import cores
+from abovemup.data.progress import SPLITS, Job, Note, Watch, read_record, tokenise
 from abovemup.data.readers import BadRecords
-from abovemup.data.shards import ShardWriter, open_shards, shard_dtype
-from abovemup.data.sources import Document, Source, content_hash, find_source, hash64, listing
-from abovemup.data.split import Split, make_split
-from abovemup.data.tokenizer import ByteTokenizer, Tokenizer, load_fast, read_hf, text_hash, train_bpe
+from abovemup.data.recipe import SAMPLE, SAMPLED, Recipe, text_hash, train_bpe
+from abovemup.data.shards import open_shards, read_manifest, sealed
+from abovemup.data.sources import Document, cache_folder, hash64
+from abovemup.data.split import TOKEN, Split, blind_split, documents, make_split
+from abovemup.data.tokenizer import Tokenizer
 
-FORMAT = 1
-SAMPLE = 4_000_000  # bytes of train documents that a BPE is trained on
-SAMPLED = 256  # or all, if there are fewer
-BATCH = 64  # documents tokenised at once
+FORMAT = 2
+LARGE = 64_000_000  # bytes: from here on, processes are worth their start
 PROGRESS = 10.0  # seconds between lines
-FIX = "Set ABOVEMUP_CACHE to a folder that can be written."
-
-Note = Callable[[str], None]
 
 
-def cache_folder() -> Path:
-    """Raises RequestError for the home of nobody."""
-    try:
-        return Path(os.environ.get("ABOVEMUP_CACHE") or "~/.cache/abovemup").expanduser()
-    except RuntimeError as error:
-        raise RequestError(f"no folder for prepared data: {error} {FIX}") from error
+class Prepared(NamedTuple):
+    folder: Path
+    manifest: dict[str, Any]
+    tokenizer: Tokenizer
+    shards: dict[str, list[NDArray[Any]]]
+
+
+def key_of(job: Job) -> str:
+    """The name of a corpus: a hash of all that decides its tokens."""
+    about = {"format": FORMAT, "source": job.source.name, "identity": job.source.identity(),
+             "skip_bad": job.skip_bad, "tokenizer": job.recipe.identity, "amount": job.amount}  # fmt: skip
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def folder_of(job: Job) -> Path:
+    return job.out or cache_folder() / "corpora" / key_of(job)
 
 
 @contextlib.contextmanager
-def _cache_errors(cache: Path) -> Iterator[None]:
-    """An OSError in here is the cache's: those of the source are RequestErrors."""
+def _writing(folder: Path, fix: str) -> Iterator[None]:
+    """An OSError in here is the folder's: those of a source are RequestErrors."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunFailed(f"no space left in {cache} (ABOVEMUP_CACHE): free some, or choose another disk.") from error
-        raise RequestError(f"cannot use {cache} for prepared data: {error.strerror or error}. {FIX}") from error
+            raise RunFailed(f"no space left in {folder}: free some, and the same command goes on. {fix}") from error
+        raise RequestError(f"cannot use {folder} for prepared data: {error.strerror or error}. {fix}") from error
 
 
-class Recipe:
-    """What makes the tokenizer, known before any text is read: enough to name the corpus in the cache."""
-
-    def __init__(self, tokenizer: schema.Tokenizer, vocab_size: int) -> None:
-        self.vocab_size = tokenizer.vocab_size
-        self.trained = tokenizer.name == "bpe"  # on the text itself
-        self.identity: dict[str, Any] = {"name": tokenizer.name}
-        self.text = ""  # of tokenizer.json, where there is one
-        self.loaded: Tokenizer = ByteTokenizer()
-        if tokenizer.name == "hf":
-            self.text, config, place = read_hf(tokenizer.path)
-            self.identity |= {"hash": text_hash(self.text), "config": text_hash(config or "")}
-            self.loaded = load_fast(self.text, False, config, str(place))
-        if self.trained:
-            sample, library = [SAMPLE, SAMPLED], version("tokenizers")
-            self.identity |= {"vocab_size": self.vocab_size, "sample": sample, "tokenizers": library}
-        size = self.vocab_size if self.trained else self.loaded.size
-        if size > vocab_size:
-            raise RequestError(
-                f"the tokenizer has {size:,} ids and the model {vocab_size:,}: set model.vocab_size={size} or more"
-            )
-
-    def load(self, text: str) -> Tokenizer:
-        """The tokenizer; `text` is the tokenizer.json of a trained one."""
-        if self.trained:
-            self.text, self.loaded = text, load_fast(text, cuttable=True)
-        return self.loaded
-
-
-Prepared = tuple[dict[str, Any], Tokenizer, dict[str, list[NDArray[Any]]]]
-
-
-def prepared(data: schema.Data, tokenizer: schema.Tokenizer, vocab_size: int, note: Note) -> Prepared:
-    """Manifest, tokenizer and open shards of each split; prepares them if no run has done so before."""
-    recipe = Recipe(tokenizer, vocab_size)
-    source = find_source(data)
-    cache = cache_folder()
-    seen = listing(source.files)
-    with _cache_errors(cache):
-        contents = content_hash(source.files, seen, cache / "contents")
-        about = {"format": FORMAT, "source": source.name, "contents": contents, "column": source.column,
-                 "skip_bad": data.skip_bad, "tokenizer": recipe.identity}  # fmt: skip
-        folder = cache / "corpora" / hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-        found = _open(folder, recipe, lambda _: None)
+def prepared(job: Job, note: Note, watch: Watch | None = None) -> Prepared:
+    """The corpus of a job, opened; prepared if no process has done so before. Raises RequestError and RunFailed."""
+    fix = "Choose another --out." if job.out else "Set ABOVEMUP_CACHE to a folder that can be written."
+    with _writing(job.out or cache_folder(), fix):
+        folder, key = folder_of(job), key_of(job)
+        found = _found(folder, key, job, lambda _: None)
         if found is None:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(folder.with_suffix(".lock"), note):
-                found = _open(folder, recipe, note)  # another process may have made it while we waited
+            with _locked(folder.with_name(f".{folder.name}.lock"), note):
+                found = _found(folder, key, job, note)  # another process may have made it while we waited
                 if found is None:
-                    _prepare(folder, about, source, recipe, seen, note)
-                    found = _open(folder, recipe, note)
-    if found is None:
-        raise OSError(f"{folder} was written and cannot be read back")
+                    _prepare(folder, key, job, note, watch or _lines(note))
+                    found = open_prepared(folder, job.recipe)
     return found
 
 
@@ -127,114 +96,124 @@ def _locked(path: Path, note: Note) -> contextlib.AbstractContextManager[object]
         return lock.acquire()
 
 
-def _open(folder: Path, recipe: Recipe, note: Note) -> Prepared | None:
-    """The prepared corpus, or None if there is none, or it is damaged (which a line says)."""
+def open_prepared(folder: Path, recipe: Recipe) -> Prepared:
+    """Raises RequestError that says what is not as it was written: the manifest, a shard or the tokenizer."""
+    try:
+        manifest = read_manifest(folder)
+        shards = {split: open_shards(folder, manifest[split]["shards"], manifest["dtype"]) for split in SPLITS}
+        made = manifest["tokenizer"]
+        text = (folder / made["file"]).read_text("utf-8") if recipe.trained else recipe.text
+        if text_hash(text) != made["hash"]:
+            raise ValueError(f"{made['file'] or 'the tokenizer'} is not the one the tokens were made with")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{folder}: {error}") from error
+    return Prepared(folder, manifest, recipe.load(text), shards)
+
+
+def _found(folder: Path, key: str, job: Job, note: Note) -> Prepared | None:
+    """The prepared corpus; None when there is none, or the cache's is damaged (which a line says)."""
     if not folder.exists():
         return None
     try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        shards = {s: open_shards(folder, manifest[s]["shards"], manifest["dtype"]) for s in ("train", "validation")}
-        text = (folder / "tokenizer.json").read_text("utf-8") if recipe.trained else recipe.text
-        if text_hash(text) != manifest["tokenizer"]["hash"]:
-            raise ValueError("tokenizer.json is not the one the tokens were made with")
-        return manifest, recipe.load(text), shards
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        note(f"data: the cached corpus {folder} is damaged ({error}) and is made again")
-        return None
+        found = open_prepared(folder, job.recipe)
+        if found.manifest["key"] == key:
+            return found
+        what = f"{folder} holds another corpus, or the source has changed since"
+    except RequestError as error:
+        what = f"what was prepared is damaged: {error}"
+    if job.out is not None:
+        raise RequestError(f"{what}.\nChoose another --out, or remove it.")
+    note(f"data: {what}: made again")
+    return None
 
 
-def _prepare(folder: Path, about: dict[str, Any], source: Source, recipe: Recipe, seen: str, note: Note) -> None:
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
-    aside.mkdir()
-    try:
-        manifest = _write(aside, source, recipe, about["skip_bad"], note)
-        manifest["source"]["content_hash"] = about["contents"]
-        if listing(source.files) != seen:
-            raise RequestError(f"{source.place} was changed while it was read: start again")
-        write_whole(aside / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(aside, folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+def _prepare(folder: Path, key: str, job: Job, note: Note, watch: Watch) -> None:
+    part = folder.with_name(f"{folder.name}.part")
+    part.mkdir(exist_ok=True)
+    plan = read_record(part / "plan.json")
+    if plan.get("key") != key:
+        for left in (*part.glob("*.bin"), *part.glob("p*.json*")):
+            left.unlink()
+        plan = {"key": key, **_plan(part, job, note)}
+        write_whole(part / "plan.json", json.dumps(plan))
+    if job.recipe.trained:
+        job.recipe.load((part / plan["tokenizer"]["file"]).read_text("utf-8"))
+    split = Split(**plan["split"])
+    manifest = tokenise(part, job, split, _workers(job, split), note, watch)
+    if key_of(job) != key:
+        shutil.rmtree(part)
+        raise RequestError(f"{job.source.place} was changed while it was read: start again")
+    packages = {name: version(name) for name in ("numpy", "pyarrow", "tokenizers", "tiktoken", "datasets")}
+    about = {"format": FORMAT, "key": key, "tokenizer": plan["tokenizer"], **manifest}
+    about |= {"python": platform.python_version(), "packages": packages}
+    write_whole(part / "manifest.json", json.dumps(sealed(about), indent=1) + "\n")
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.replace(part, folder)
+    for left in folder.glob("p*.json*"):
+        left.unlink()
 
 
-def _write(aside: Path, source: Source, recipe: Recipe, skip: bool, note: Note) -> dict[str, Any]:
-    """Surveys, splits, trains the tokenizer and writes the shards. Returns the manifest."""
-    bad = BadRecords(skip)
-    split = make_split(source, bad)
-    note(f"data: {source.title}: {split.documents:,} documents, {split.bytes / 1e6:,.1f} MB")
-    if bad.count:
-        note(f"data: {bad.count:,} bad records left out (data.skip_bad); the first: {bad.first}")
+def _plan(part: Path, job: Job, note: Note) -> dict[str, Any]:
+    """How the source is split, and its tokenizer, whose file is put into the folder."""
+    source, recipe, bad = job.source, job.recipe, BadRecords(job.skip_bad)
+    split = make_split(source, bad) if source.local else blind_split(job.amount)
+    known = f": {split.documents:,} documents, {split.bytes / 1e6:,.1f} MB" if source.local else ""
+    note(f"data: {source.title}{known}")
     if split.piece:
         note(f"data: few documents: long ones are cut at line ends into pieces of {split.piece:,} bytes")
-
-    def items() -> Iterator[tuple[Document, bool]]:
-        return split.assign(source.documents(BadRecords(skip)))
-
     # All cores, unless the user said otherwise; said, because the library warns of later forks else.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     started = time.monotonic()
-    tokenizer = recipe.load(train_bpe(_sample(items(), split), recipe.vocab_size) if recipe.trained else "")
     if recipe.trained:
-        note(f"data: trained a BPE of {tokenizer.size:,} ids in {time.monotonic() - started:.1f} s")
-        if tokenizer.size < recipe.vocab_size:
-            note(f"data: the text is too small for the {recipe.vocab_size:,} ids that were asked")
-    if recipe.text:
-        write_whole(aside / "tokenizer.json", recipe.text)
-    manifest = _tokenise(aside, items(), tokenizer, split, note)
-    tokens = {s: sum(shard["tokens"] for shard in manifest[s]["shards"]) for s in ("train", "validation")}
-    took = time.monotonic() - started
-    note(f"data: {tokens['train']:,} train and {tokens['validation']:,} validation tokens in {took:.1f} s")
-    packages = {name: version(name) for name in ("numpy", "pyarrow", "tokenizers")}
-    return {
-        "format": FORMAT,
-        "source": {"name": source.name, "place": source.place, "files": len(source.files), "column": source.column,
-                   "documents": split.documents, "bytes": split.bytes, "bad_records": bad.count, "piece": split.piece},
-        "tokenizer": recipe.identity
-        | {"size": tokenizer.size, "eot": tokenizer.eot, "hash": text_hash(recipe.text)},
-        **manifest,
-        "python": platform.python_version(),
-        "packages": packages,
-    }  # fmt: skip
+        sample = _sample(split.assign(documents(source, BadRecords(job.skip_bad))), split)
+        size = recipe.load(train_bpe(sample, recipe.size)).size
+        note(f"data: trained a BPE of {size:,} ids in {time.monotonic() - started:.1f} s")
+        if size < recipe.size:
+            note(f"data: the text is too small for the {recipe.size:,} ids that were asked")
+    file = "" if not recipe.text else "tokenizer.json" if recipe.text.lstrip()[:1] == "{" else "tokenizer.model"
+    for name, text in ((file, recipe.text), ("tokenizer_config.json", recipe.config)):
+        if name and text:
+            write_whole(part / name, text)
+    tokenizer = recipe.load(recipe.text)
+    made = {"vocab_size": recipe.size, **recipe.identity, "size": tokenizer.size, "eot": tokenizer.eot}
+    return {"split": asdict(split), "tokenizer": made | {"hash": text_hash(recipe.text), "file": file}}
 
 
 def _sample(items: Iterator[tuple[Document, bool]], split: Split) -> Iterator[str]:
-    """About SAMPLE bytes of at least SAMPLED train documents, chosen by a second hash; of a long one, its start."""
-    below = int(min(1.0, max(SAMPLE / split.bytes, SAMPLED / split.items)) * 2**64)
+    """About SAMPLE bytes of at least SAMPLED train documents, chosen by a second hash; of a long one, its start.
+
+    Of a source that is read once, the first documents.
+    """
+    below, left = 2**64, SAMPLE
+    if split.items:
+        below = int(min(1.0, max(SAMPLE / split.bytes, SAMPLED / split.items)) * 2**64)
     longest = SAMPLE // 64
     for document, validation in items:
         if not validation and hash64(document.key.to_bytes(8, "little")) < below:
             yield document.data[:longest].decode("utf-8", "replace")
+            left -= len(document.data[:longest])
+            if left <= 0 and not split.items:
+                return
 
 
-def _tokenise(
-    aside: Path, items: Iterator[tuple[Document, bool]], tokenizer: Tokenizer, split: Split, note: Note
-) -> dict[str, Any]:
-    size, eot = tokenizer.size, tokenizer.eot
-    writers = {v: ShardWriter(aside, "validation" if v else "train", size, eot) for v in (False, True)}
-    sizes = {False: 0, True: 0}  # bytes
-    end = np.array([eot], np.uint32)
+def _workers(job: Job, split: Split) -> int:
+    """Processes, which take a second to start: none for a small corpus, as many as cores for a large one."""
+    if job.workers is not None:
+        return job.workers
+    size = min(split.bytes or LARGE, TOKEN * job.amount.train if job.amount else LARGE)
+    return cores() if size >= LARGE and cores() > 1 else 0
+
+
+def _lines(note: Note) -> Watch:
+    """Progress in plain lines."""
     said = time.monotonic()
-    while batch := list(itertools.islice(items, BATCH)):
-        ids = tokenizer.encode_documents([document.data for document, _ in batch])
-        for validation in (False, True):
-            mine = [part for own, (_, v) in zip(ids, batch, strict=True) if v == validation for part in (own, end)]
-            if mine:
-                writers[validation].write(np.concatenate(mine))
-        for document, validation in batch:
-            sizes[validation] += len(document.data)
+
+    def watch(documents: int, tokens: int, size: int, share: float | None) -> None:
+        nonlocal said
         if time.monotonic() - said > PROGRESS:
             said = time.monotonic()
-            note(f"data: tokenised {sum(sizes.values()) / 1e6:,.0f} of {split.bytes / 1e6:,.0f} MB")
-    shards = {validation: writer.close() for validation, writer in writers.items()}
-    counts = writers[False].counts
-    frequency = counts[counts > 0] / counts.sum()
-    return {
-        "dtype": shard_dtype(size),
-        "train": {"bytes": sizes[False], "shards": shards[False]},
-        "validation": {"bytes": sizes[True], "shards": shards[True]},
-        "unigram_entropy": float(-(frequency * np.log(frequency)).sum()) + 0.0,
-    }
+            part = "" if share is None else f" ({100 * share:.0f} %)"
+            note(f"data: tokenised {documents:,} documents, {tokens:,} tokens, {size / 1e6:,.0f} MB{part}")
+
+    return watch

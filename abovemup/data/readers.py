@@ -2,14 +2,17 @@
 
 Records of a JSON-lines file end at ``\\n`` and nowhere else (an optional ``\\r`` before it): web text holds
 U+2028, U+2029 and U+0085, at which ``str.splitlines`` would cut. A bad record is refused with its file and
-number, or counted and left out (``data.skip_bad=true``).
+number, or counted and left out (``data.skip_bad=true``). Documents come with their number in the file, lines and
+rows from 1, so that reading can go on after any of them.
 """
 
-import io
+import itertools
 import json
 import stat
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from abovemup.config.errors import RequestError
 
@@ -20,7 +23,11 @@ PARQUET = (".parquet",)
 SUFFIXES = TEXT + JSON + PARQUET
 
 BOM = b"\xef\xbb\xbf"
-ROWS = 256  # parquet rows held at once
+ROWS = 64  # parquet rows held at once
+CHUNK = 2**13  # bytes of a packed file unpacked at once: what is lost before a damage
+TEXT_TYPES = ("string", "large_string", "string_view", "null")
+
+Numbered = Iterator[tuple[int, bytes]]
 
 
 class BadRecords:
@@ -51,41 +58,70 @@ def existing(key: str, value: str | Path) -> Path:
     return path
 
 
-def read_documents(path: Path, column: str, bad: BadRecords) -> Iterator[bytes]:
-    """The documents of one file, in its order; empty ones too. Raises RequestError that names file and line."""
+def read_documents(path: Path, column: str, bad: BadRecords, start: int = 0) -> Numbered:
+    """The documents of one file after number `start`; empty ones too. Raises RequestError that names file and line."""
     name = path.name.lower()
     try:
         if name.endswith(JSON):
-            yield from _json_lines(path, column, bad)
+            with path.open("rb") as file:
+                chunks = iter(lambda: file.read(CHUNK), b"")
+                yield from json_lines(chunks, path.suffix, str(path), column, bad, start)
         elif name.endswith(PARQUET):
-            yield from _parquet(path, column, bad)
-        else:
-            yield path.read_bytes()
+            yield from _parquet(path, column, bad, start)
+        elif start == 0:
+            yield 1, path.read_bytes()
     except OSError as error:
         raise RequestError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _json_lines(path: Path, column: str, bad: BadRecords) -> Iterator[bytes]:
-    import pyarrow
+def json_lines(
+    chunks: Iterable[bytes], suffix: str, where: str, column: str, bad: BadRecords, start: int = 0
+) -> Numbered:
+    """The documents of JSON lines after line `start`. `chunks` are the bytes of the file that errors call `where`."""
+    import zstandard
 
-    packing = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}.get(path.suffix.lower())
     number = 0
-    with path.open("rb") as file:
-        lines = io.BufferedReader(pyarrow.CompressedInputStream(file, packing)) if packing else file
-        try:
-            for number, line in enumerate(lines, start=1):
-                line = line.removeprefix(BOM) if number == 1 else line
-                if line.strip():
-                    try:
-                        document = _text(line, column)
-                    except ValueError as error:
-                        bad(f"{path}:{number}", str(error))
-                    else:
-                        yield document
-        except OSError as error:
-            if error.errno is not None:
-                raise
-            bad(f"{path}:{number + 1}", f"the {packing} file is damaged ({error})")
+    try:
+        for number, line in enumerate(_lines(_unpacked(chunks, suffix.lower())), start=1):
+            line = line.removeprefix(BOM) if number == 1 else line
+            if number > start and line.strip():
+                try:
+                    yield number, _text(line, column)
+                except ValueError as error:
+                    bad(f"{where}:{number}", str(error))
+    except (zlib.error, zstandard.ZstdError, EOFError) as error:
+        bad(f"{where}:{number + 1}", f"the {suffix} file is damaged ({error})")
+
+
+def _unpacked(chunks: Iterable[bytes], suffix: str) -> Iterator[bytes]:
+    """The contents of all frames of a packed file. Raises the library's error at damage and EOFError at a cut."""
+    import zstandard
+
+    zstd = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
+    frames: dict[str, Callable[[], Any]] = {".gz": lambda: zlib.decompressobj(wbits=31), ".zst": zstd, ".zstd": zstd}
+    frame = None
+    for chunk in chunks:
+        if suffix not in frames:
+            yield chunk
+            continue
+        while chunk:
+            frame = frame or frames[suffix]()
+            yield frame.decompress(chunk)
+            chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame:
+        raise EOFError("it ends in the middle")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Lines without their ends. A line of many chunks is joined once."""
+    parts: list[bytes] = []
+    for chunk in chunks:
+        first, *others = chunk.split(b"\n")
+        parts.append(first)
+        for other in others:
+            yield b"".join(parts)
+            parts = [other]
+    yield b"".join(parts)
 
 
 def _text(line: bytes, column: str) -> bytes:
@@ -99,34 +135,40 @@ def _text(line: bytes, column: str) -> bytes:
     if not isinstance(record, dict):
         raise ValueError(f"a JSON {type(record).__name__}, not an object with the text in a field")
     if column not in record:
-        raise ValueError(f"no column '{column}'; it has {_names(record)} (choose with data.column=)")
+        raise ValueError(no_column(column, record))
     text = record[column]
     if not isinstance(text, str | None):
         raise ValueError(f"column '{column}' holds {type(text).__name__}, not text")
     return encode_text(text or "")
 
 
-def _parquet(path: Path, column: str, bad: BadRecords) -> Iterator[bytes]:
+def _parquet(path: Path, column: str, bad: BadRecords, start: int) -> Numbered:
+    """Whole row groups before row `start` are passed over, not read."""
     import pyarrow
     import pyarrow.parquet
 
-    row = 0
+    number = start
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if column not in names:
-                raise RequestError(f"{path}: no column '{column}'; it has {_names(names)} (choose with data.column=)")
-            for batch in file.iter_batches(ROWS, columns=[column]):
-                for text in batch.column(0).to_pylist():
-                    row += 1
-                    if not isinstance(text, str | None):
-                        holds = f"column '{column}' holds {type(text).__name__}"
-                        raise RequestError(f"{path}: {holds}, not text (choose with data.column=)")
-                    yield encode_text(text or "")
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            kind = file.schema_arrow.field(column).type if column in names else None
+            if str(getattr(kind, "value_type", kind)) not in TEXT_TYPES:  # of the values, in a dictionary of them
+                holds = f"column '{column}' holds {kind}, not text (choose with data.column=)"
+                bad(f"{path}:1", no_column(column, names) if kind is None else holds)
+                return
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            ends = list(itertools.accumulate(sizes))
+            groups = [group for group, end in enumerate(ends) if end > start]
+            number = sum(sizes[: len(sizes) - len(groups)])
+            for batch in file.iter_batches(ROWS, row_groups=groups, columns=[column]):
+                for text in batch.column(0).cast(pyarrow.large_binary()).to_pylist():
+                    number += 1
+                    if number > start:
+                        yield number, text or b""
+    except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        bad(f"{path}:{row + 1}", f"the parquet file is damaged or cut short ({str(error).splitlines()[0]})")
+        bad(f"{path}:{number + 1}", f"the parquet file is damaged or cut short ({str(error).splitlines()[0]})")
 
 
 def encode_text(text: str) -> bytes:
@@ -137,5 +179,5 @@ def encode_text(text: str) -> bytes:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def _names(columns: Iterable[str]) -> str:
-    return ", ".join(columns) or "none"
+def no_column(column: str, columns: Iterable[str]) -> str:
+    return f"no column '{column}'; it has {', '.join(columns) or 'none'} (choose with data.column=)"

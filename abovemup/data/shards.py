@@ -1,16 +1,23 @@
 """Token shards: flat files of uint16 or uint32, end of text after every document, and windows cut from them."""
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+
+from abovemup.config.errors import RequestError
 
 SHARD_TOKENS = 100_000_000
 AT_ONCE = 2**20
+EDGE = 4096  # bytes at either end of a shard that are read at every start
+
+Entry = dict[str, Any]  # of a shard: file, tokens, documents that end in it, sha256, edges
 
 
 def shard_dtype(vocab_size: int) -> str:
@@ -20,30 +27,47 @@ def shard_dtype(vocab_size: int) -> str:
 class ShardWriter:
     """Appends documents to `<split>-00000.bin`, `<split>-00001.bin`, ... in a folder; `close` returns their entries.
 
-    Ids are below `size`, which decides the dtype.
+    Ids are below `size`, which decides the dtype. `before` is what `sync` gave to a writer that was stopped later:
+    what it wrote since is cut off. Raises RequestError when there is less.
     """
 
-    def __init__(self, folder: Path, split: str, size: int, eot: int, shard_tokens: int = SHARD_TOKENS) -> None:
-        self.folder, self.split, self.eot, self.shard_tokens = folder, split, eot, shard_tokens
+    def __init__(self, folder: Path, split: str, size: int, eot: int, before: dict[str, Any] | None = None) -> None:
+        self.folder, self.split, self.eot = folder, split, eot
         self.dtype = np.dtype(shard_dtype(size)).newbyteorder("<")
-        self.counts = np.zeros(size, np.int64)  # of each id
-        self.entries: list[dict[str, Any]] = []
+        before = before or {"bytes": 0, "shards": [], "counts": [0] * size}
+        self.bytes: int = before["bytes"]  # of text
+        self.counts = np.array(before["counts"], np.int64)  # of each id
+        self.entries: list[Entry] = before["shards"]
         self.file: BinaryIO | None = None
+        if self.entries and "sha256" not in self.entries[-1]:
+            self._reopen()
 
-    def write(self, tokens: NDArray[np.uint32]) -> None:
-        """Whole documents, each with its end of text; a shard may end inside of one."""
+    @property
+    def tokens(self) -> int:
+        return total(self.entries, "tokens")
+
+    def write(self, tokens: NDArray[Any], size: int) -> None:
+        """Whole documents of `size` bytes, each with its end of text; a shard may end inside of one."""
+        self.bytes += size
         start = 0
         while start < len(tokens):
             if self.file is None:
                 self._open()
-            room = min(AT_ONCE, self.shard_tokens - self.entries[-1]["tokens"])
+            room = min(AT_ONCE, SHARD_TOKENS - self.entries[-1]["tokens"])
             self._append(tokens[start : start + room])
             start += room
-            if self.entries[-1]["tokens"] == self.shard_tokens:
+            if self.entries[-1]["tokens"] == SHARD_TOKENS:
                 self._finish()
 
-    def close(self) -> list[dict[str, Any]]:
-        """Flushes to the disk. One entry a shard: file, tokens, documents (that end in it) and sha256."""
+    def sync(self) -> dict[str, Any]:
+        """Everything so far on the disk, and the state that goes on from there, as plain JSON values."""
+        if self.file is not None:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+        return {"bytes": self.bytes, "shards": self.entries, "counts": self.counts.tolist()}
+
+    def close(self) -> list[Entry]:
+        """Flushes to the disk."""
         if self.file is not None:
             self._finish()
         return self.entries
@@ -54,7 +78,16 @@ class ShardWriter:
         self.digest = hashlib.sha256()
         self.entries.append({"file": name, "tokens": 0, "documents": 0})
 
-    def _append(self, tokens: NDArray[np.uint32]) -> None:
+    def _reopen(self) -> None:
+        path, length = self.folder / self.entries[-1]["file"], self.entries[-1]["tokens"] * self.dtype.itemsize
+        if not path.exists() or path.stat().st_size < length:
+            raise RequestError(f"{path} is not all there any more: remove {self.folder} and start again.")
+        os.truncate(path, length)
+        with path.open("rb") as file:
+            self.digest = hashlib.file_digest(file, "sha256")
+        self.file = path.open("ab")
+
+    def _append(self, tokens: NDArray[Any]) -> None:
         assert self.file is not None
         data = tokens.astype(self.dtype).tobytes()
         self.file.write(data)
@@ -66,25 +99,73 @@ class ShardWriter:
 
     def _finish(self) -> None:
         assert self.file is not None
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        self.sync()
         self.file.close()
         self.file = None
-        self.entries[-1]["sha256"] = self.digest.hexdigest()
+        entry = self.entries[-1]
+        entry |= {"sha256": self.digest.hexdigest(), "edges": _edges(self.folder / entry["file"])}
 
 
-def open_shards(folder: Path, entries: list[dict[str, Any]], dtype: str) -> list[NDArray[Any]]:
-    """Memory-maps the shards of one split. Raises ValueError that names a shard of the wrong size."""
+def _edges(path: Path) -> str:
+    """A checksum of the first and the last page: cheap, and another one for nearly any other shard."""
+    with path.open("rb") as file:
+        first = file.read(EDGE)
+        file.seek(-min(EDGE, path.stat().st_size), os.SEEK_END)
+        return hashlib.sha256(first + file.read()).hexdigest()[:16]
+
+
+def _flaw(folder: Path, entry: Entry, dtype: str) -> str | None:
+    """What is wrong with a shard, by its size and edges; None if nothing is."""
+    path, length = folder / entry["file"], entry["tokens"] * np.dtype(dtype).itemsize
+    if not path.is_file():
+        return f"{path.name} is missing"
+    if path.stat().st_size != length:
+        return f"{path.name} has {path.stat().st_size} bytes, not {length}"
+    if _edges(path) != entry["edges"]:
+        return f"{path.name} is another than was written (edited, or of another corpus)"
+    return None
+
+
+def flaws(folder: Path) -> list[str]:
+    """Every shard that is not what was written, every byte being read; or what is wrong with the manifest."""
+    found = []
+    try:
+        manifest = read_manifest(folder)
+        for entry in manifest["train"]["shards"] + manifest["validation"]["shards"]:
+            what = _flaw(folder, entry, manifest["dtype"])
+            if what is None:
+                with (folder / entry["file"]).open("rb") as file:
+                    same = hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
+                what = None if same else f"{entry['file']} has another checksum than when it was written"
+            found += [what] if what else []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        found.append(str(error))
+    return found
+
+
+def total(entries: list[Entry], what: str) -> int:
+    return sum(entry[what] for entry in entries)
+
+
+def open_shards(folder: Path, entries: list[Entry], dtype: str) -> list[NDArray[Any]]:
+    """Memory-maps the shards of one split. Raises ValueError that names a shard that is not what was written."""
     kind = np.dtype(dtype).newbyteorder("<")
-    shards: list[NDArray[Any]] = []
-    for entry in entries:
-        path = folder / entry["file"]
-        size = path.stat().st_size if path.exists() else -1
-        if size != entry["tokens"] * kind.itemsize:
-            what = "is missing" if size < 0 else f"has {size} bytes, not {entry['tokens'] * kind.itemsize}"
-            raise ValueError(f"{path.name} {what}")
-        shards.append(np.memmap(path, kind, "r"))
-    return shards
+    if found := next(filter(None, (_flaw(folder, entry, dtype) for entry in entries)), None):
+        raise ValueError(found)
+    return [np.asarray(np.memmap(folder / entry["file"], kind, "r")) for entry in entries]
+
+
+def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with a checksum of itself."""
+    return {**manifest, "sha256": hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()}
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Raises OSError or ValueError when there is none, or not the one that was written."""
+    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    if sealed({key: value for key, value in manifest.items() if key != "sha256"}) != manifest:
+        raise ValueError("manifest.json was edited")
+    return manifest
 
 
 class TokenWindows:
@@ -100,11 +181,20 @@ class TokenWindows:
         self.windows = max(0, (self.tokens - 1) // seq_len)
 
     def rows(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The windows of the given numbers: (n, seq_len + 1). Copies whole windows, never token by token."""
+        """The windows of the given numbers: (n, seq_len + 1). All those inside one shard are copied at once."""
         length = self.seq_len + 1
         if not self.windows:
             return np.tile(np.resize(self._stretch(0, self.tokens), length), (len(index), 1))
-        return np.stack([self._stretch(w * self.seq_len, length) for w in index.tolist()])
+        out = np.empty((len(index), length), np.int64)
+        begin = index * self.seq_len
+        shard = np.searchsorted(self.starts, begin, "right") - 1
+        inside = begin + length <= self.starts[shard + 1]
+        for s in np.unique(shard[inside]):
+            here = np.flatnonzero(inside & (shard == s))
+            out[here] = sliding_window_view(self.shards[s], length)[begin[here] - self.starts[s]]
+        for i in np.flatnonzero(~inside):
+            out[i] = self._stretch(int(begin[i]), length)
+        return out
 
     def _stretch(self, start: int, length: int) -> NDArray[np.int64]:
         """Tokens start to start + length - 1, over as many shards as they lie in."""

@@ -1,4 +1,8 @@
-"""Where text comes from: the standard library, the installed torch, or the files of a user."""
+"""Where text comes from: files here (the standard library, the installed torch, a user's), the hub, or the web.
+
+A source is read in batches, each with the `Place` after it: plain JSON, from which reading goes on as if it had
+never stopped.
+"""
 
 import contextlib
 import hashlib
@@ -8,19 +12,21 @@ import os
 import sys
 import sysconfig
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Data
-from abovemup.data.readers import SUFFIXES, BadRecords, existing, read_documents
+from abovemup.data.readers import SUFFIXES, BadRecords, Numbered, existing, read_documents
 
 # Tests, tables (a fifth of the bytes) and programs that are not the library.
 NOT_LIBRARY = {
     "site-packages", "dist-packages", "test", "tests", "encodings", "pydoc_data", "idlelib", "lib2to3", "__pycache__",
 }  # fmt: skip
 STDLIB_EVAL_TOKENS = 2**16
+BATCH, BATCH_BYTES = 256, 2**20  # a long document may be more
 RACY = 2.0  # seconds: a file changed this recently could change again without a new time stamp
 
 
@@ -36,40 +42,115 @@ class Document:
     key: int  # 64 bits that decide its split: a hash of the name (source code) or of the text (data.path)
 
 
-@dataclass(frozen=True)
-class Source:
-    """Files in a fixed order, and how their documents are named to the split."""
+Place = dict[str, Any]
+Batches = Iterator[tuple[list[Document], Place]]
+
+
+class Source(Protocol):
+    """Documents that are not blank, in one fixed order."""
+
+    name: str
+    title: str
+    place: str  # what an error names
+    local: bool  # small and at hand: it may be read more than once
+
+    def identity(self) -> dict[str, Any]:
+        """JSON: what decides the documents, known without a network."""
+
+    def describe(self) -> dict[str, Any]:
+        """JSON: what else was found, once batches were read."""
+
+    def batches(self, bad: BadRecords, start: Place | None = None) -> Batches:
+        """From `start`, or the beginning. Raises RequestError that names a bad record, RunFailed without a network."""
+
+
+@dataclass
+class Files:
+    """Files of this machine in a fixed order, and how their documents are named to the split."""
 
     name: str
     title: str
     files: list[File]
-    place: str  # what an error names
+    place: str
     key_by_name: bool
     column: str
+    local: bool = True
 
-    def documents(self, bad: BadRecords) -> Iterator[Document]:
-        """Every document that is not blank, in the fixed order."""
-        for file in self.files:
-            for data in read_documents(file.path, self.column, bad):
-                if data.strip():
-                    yield Document(data, hash64(file.name.encode() if self.key_by_name else data))
+    def identity(self) -> dict[str, Any]:
+        contents = content_hash(self.files, listing(self.files), cache_folder() / "contents")
+        return {"content_hash": contents, "column": self.column}
+
+    def describe(self) -> dict[str, Any]:
+        return {"files": len(self.files)}
+
+    def batches(self, bad: BadRecords, start: Place | None = None) -> Batches:
+        def read(file: int, record: int) -> Numbered:
+            return read_documents(self.files[file].path, self.column, bad, record)
+
+        names = [file.name.encode() for file in self.files] if self.key_by_name else None
+        return numbered_batches(read, len(self.files), start or {}, names)
+
+
+def numbered_batches(
+    read: Callable[[int, int], Numbered], files: int, start: Place, names: list[bytes] | None = None
+) -> Batches:
+    """Batches of `files` files, whose documents after a record `read(file, record)` gives."""
+    at = {"file": 0, "record": 0} | start
+
+    def documents() -> Iterator[Document]:
+        for file in range(at["file"], files):
+            for record, data in read(file, at["record"] if file == at["file"] else 0):
+                at.update(file=file, record=record)
+                yield Document(data, hash64(names[file] if names else data))
+
+    return batched(documents(), at.copy)
 
 
 def hash64(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
+def batched(documents: Iterator[Document], place: Callable[[], Place]) -> Batches:
+    """The documents that are not blank, about BATCH of them or BATCH_BYTES at once; `place()` is where they end."""
+    batch, size = [], 0
+    for document in documents:
+        if document.data.strip():
+            batch.append(document)
+            size += len(document.data)
+            if len(batch) == BATCH or size >= BATCH_BYTES:
+                yield batch, place()
+                batch, size = [], 0
+    if batch:
+        yield batch, place()
+
+
+def cache_folder() -> Path:
+    """Raises RequestError for the home of nobody."""
+    try:
+        return Path(os.environ.get("ABOVEMUP_CACHE") or "~/.cache/abovemup").expanduser()
+    except RuntimeError as error:
+        raise RequestError(f"no folder for prepared data: {error} Set ABOVEMUP_CACHE to a folder.") from error
+
+
 def find_source(data: Data) -> Source:
-    """The source that `data` names. Raises RequestError for a path without readable text files."""
+    """The source that `data` names; the network is not asked. Raises RequestError, as for a path without text."""
     if data.name == "text":
         return _user_files(data)
+    if data.name == "nemotron_cc":
+        from abovemup.data.web import NemotronCC
+
+        return NemotronCC(data)
+    if data.name not in ("stdlib", "python"):
+        from abovemup.data.hub import Hub
+
+        return Hub(data)
     files = _python_files(Path(sysconfig.get_paths()["stdlib"]), "")
     title = f"the standard library of Python {sys.version.split()[0]}"
     if data.name == "python":
         files += _torch_files()
         title += " and the sources of torch"
     place = sysconfig.get_paths()["stdlib"]
-    return Source(data.name, title, files, place, key_by_name=True, column="")
+    return Files(data.name, title, files, place, key_by_name=True, column="")
 
 
 def _python_files(root: Path, prefix: str) -> list[File]:
@@ -96,7 +177,7 @@ def _user_files(data: Data) -> Source:
     if not files:
         found = ", ".join(sorted({Path(name).suffix or name for name in names})[:8]) or "nothing"
         raise RequestError(f"data.path={data.path} has no file of {', '.join(SUFFIXES)} (it has {found})")
-    return Source("text", str(root), files, data.path, key_by_name=False, column=data.column)
+    return Files("text", str(root), files, data.path, key_by_name=False, column=data.column)
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[str]:
@@ -111,6 +192,11 @@ def _walk(root: Path, without: Collection[str] = ()) -> list[str]:
         below = Path(folder).relative_to(root)
         found += [(below / name).as_posix() for name in names if not name.startswith(".")]
     return sorted(found)
+
+
+def folder_state(folder: Path) -> str:
+    """What changes whenever a file below it is edited."""
+    return hashlib.sha256(listing([File(folder / name, name) for name in _walk(folder)]).encode()).hexdigest()
 
 
 def listing(files: list[File]) -> str:

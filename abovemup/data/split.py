@@ -2,11 +2,14 @@
 
 The share is what 256 documents and 2^20 bytes need, between a hundredth and a fifth. A corpus of fewer than
 50 documents could not keep every document below a fiftieth of the validation set; its long documents are cut
-at line ends into pieces, and the pieces are split.
+at line ends into pieces, and the pieces are split. What is read from far away is not read twice: its share follows
+from the tokens that were asked for, at the 4 bytes a token and 4 kB a document of web text.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from abovemup.config.errors import RequestError
 from abovemup.data.readers import BadRecords
@@ -16,15 +19,25 @@ DOCUMENTS, BYTES = 256, 2**20  # what a validation split should have
 LEAST, MOST = 0.01, 0.2  # its share of the documents
 FEW = 50
 PIECE = 2**14  # bytes
+TOKEN = 4  # bytes, about
+
+
+class Amount(NamedTuple):
+    """The tokens after which reading stops, both counts being reached; a document that begins before is whole."""
+
+    train: int
+    validation: int
 
 
 @dataclass(frozen=True)
 class Split:
+    """What a survey has counted is 0 where there was none."""
+
     threshold: int  # validation: key < threshold
-    piece: int | None  # bytes of a piece, when long documents are cut
-    documents: int  # as found in the source
-    items: int  # after cutting
-    bytes: int
+    piece: int | None = None  # bytes of a piece, when long documents are cut
+    documents: int = 0  # as found in the source
+    items: int = 0  # after cutting
+    bytes: int = 0
 
     def assign(self, documents: Iterable[Document]) -> Iterator[tuple[Document, bool]]:
         """Documents or their pieces, each with whether it is validation."""
@@ -32,16 +45,26 @@ class Split:
             yield document, document.key < self.threshold
 
 
+def documents(source: Source, bad: BadRecords) -> Iterator[Document]:
+    return itertools.chain.from_iterable(batch for batch, _ in source.batches(bad, None))
+
+
+def blind_split(amount: Amount | None) -> Split:
+    """The split of a source that is read once; of all of it without an `amount`."""
+    needed = 0.0 if amount is None else max(BYTES / TOKEN, amount.validation) / amount.train
+    return Split(int(min(MOST, max(LEAST, needed)) * 2**64))
+
+
 def make_split(source: Source, bad: BadRecords) -> Split:
     """Reads the source once. Raises RequestError when it has too little text for two splits."""
-    found, size, smallest, largest = _survey(source.documents(bad))
+    found, size, smallest, largest = _survey(documents(source, bad))
     if not found:
         why = f"; the first bad record: {bad.first}" if bad.count else "; its files or documents are empty"
         raise RequestError(f"{source.place} holds no text{why}")
     items, piece = found, None
     if found < FEW:
         piece = PIECE if found > 1 else min(PIECE, max(64, size // 20))
-        items, _, smallest, largest = _survey(cut(source.documents(BadRecords(bad.skip)), piece))
+        items, _, smallest, largest = _survey(cut(documents(source, BadRecords(bad.skip)), piece))
     if smallest == largest:  # equal texts are on the same side
         raise RequestError(f"{source.place} holds only one text: too little to hold out a validation split")
     share = min(MOST, max(LEAST, DOCUMENTS / items, BYTES / size))

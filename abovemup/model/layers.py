@@ -66,3 +66,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x (B, T, heads, head_dim), each pair (x[i], x[i + head_dim / 2]) turned by its position's angle."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).type_as(x)
+
+
+def document_mask(tokens: Tensor, eot: int) -> Tensor:
+    """Which places (B, T) may look at which, (B, 1, T, T) bool: earlier ones of their own document, and themselves.
+
+    A document begins with the end of text before it. (RoPE knows distances only, so no place has to start at 0.)
+    """
+    document = (tokens == eot).cumsum(-1)
+    return (document[:, None, :, None] == document[:, None, None, :]).tril()

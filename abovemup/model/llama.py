@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from abovemup.config.schema import Model, NormPlacement, Parameterization, Role
 from abovemup.geometry.parameterization import attention_scale, depth_init, init_norm, residual_multipliers
 from abovemup.model.init import init_parameter
-from abovemup.model.layers import Embedding, Linear, RMSNorm, rope_angles, rotate
+from abovemup.model.layers import Embedding, Linear, RMSNorm, document_mask, rope_angles, rotate
 from abovemup.model.roles import Tag, tagged_parameters
 
 # Where norms can stand: on the queries and keys of each head (qk), on the values of each head and the input
@@ -75,13 +75,15 @@ class Attention(nn.Module):
         self.v_norm = norm(cfg, "vo", s["head_dim"])
         self.o_norm = norm(cfg, "vo", s["queries"])
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)  # (B, T, heads, head_dim)
         q = rotate(self.q_norm(self.wq(x).view(heads)), cos, sin)
         k = rotate(self.k_norm(self.wk(x).view(heads)), cos, sin)
         v = self.v_norm(self.wv(x).view(heads))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale, enable_gqa=True)
+        y = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
+        )
         out: Tensor = self.wo(self.o_norm(y.transpose(1, 2).flatten(2)))
         return out
 
@@ -116,21 +118,26 @@ class Block(nn.Module):
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.add(x if self.alpha == 1 else x * self.alpha, y, alpha=self.beta)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = self.add(x, self.attention(self.attention_norm(x), cos, sin))
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = self.add(x, self.attention(self.attention_norm(x), cos, sin, mask))
         return self.add(x, self.feed_forward(self.feed_forward_norm(x)))
 
 
 class Llama(nn.Module):
-    """tokens (B, T) int64 -> logits (B, T, V), float32 also under autocast.
+    """tokens (B, T) int64 -> logits (B, T, ids or V), float32 also under autocast.
 
     Its parameters are empty until `init_weights`; on the meta device it costs nothing. A tied model computes
     logits = x E^T / d, which is the head's rule with the multiplier outside (Above MuP, part 3).
+
+    `ids`, where it is set, is how many of the V rows are in use: the others start as zeros, have no logits, and so
+    no gradient. `eot`, where it is set, is the id at which a document begins: none sees another.
     """
 
     def __init__(self, cfg: Model, p: Parameterization):
         super().__init__()
         self.cfg = cfg
+        self.ids: int | None = None
+        self.eot: int | None = None
         vocabulary, width = (cfg.vocab_size, cfg.vocab_size), sizes(cfg, p)["width"]  # a vocabulary does not grow
         self.embedding = Embedding(cfg.vocab_size, cfg.width, matrix_tag(cfg, p, "embedding", vocabulary, width))
         self.layers = nn.ModuleList(Block(cfg, p, layer) for layer in range(cfg.depth))
@@ -152,11 +159,15 @@ class Llama(nn.Module):
         self.tie()
         for name, parameter, tag in tagged_parameters(self):
             init_parameter(parameter, name, tag, self.cfg.init, seed)
+        if self.ids is not None:
+            for table in (self.embedding, self.head):
+                table.weight[self.ids :] = 0
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         cos, sin = rope_angles(tokens.shape[-1], self.cfg.head_dim, self.cfg.rope_theta, x)
+        mask = None if self.eot is None else document_mask(tokens, self.eot)
         for layer in self.layers:
-            x = layer(x, cos, sin)
-        logits: Tensor = self.head(self.final_norm(x))
+            x = layer(x, cos, sin, mask)
+        logits: Tensor = self.head(self.final_norm(x))[..., : self.ids]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -5,7 +5,6 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.geometry.parameterization import attention_scale, residual_multipliers
 from abovemup.tracking import jsonl
-from abovemup.training.routes import table
+from abovemup.training.routes import sizes, table
 
 # What does not change a result: names, where things are kept and sent, how the config was composed.
 _COSMETIC = ("experiment", "cannot_match", "checkpoint", "tracking", "run", "choices", "derived")
@@ -68,7 +67,7 @@ def cell(experiment: Experiment, overrides: list[str]) -> Cell:
         steps=e.train.steps,
         threads=e.train.threads,
         tokens=e.train.tokens,
-        parameters=sum(prod(route.shape) for route in routes),
+        parameters=sizes(routes)["parameters"],
     )
 
 

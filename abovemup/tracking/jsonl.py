@@ -13,9 +13,9 @@ from abovemup.tracking.records import Record, Summary, dumps, loads
 class JsonlSink:
     """Appends rows to `path`.
 
-    A row is handed to the operating system at once (another process sees it, SIGKILL does not lose it);
-    `flush(sync=True)` puts all of them on the disk, for a checkpoint. `after` is what `rewind` returned for a
-    resumed run. Without it the file is new: raises RequestError if it exists.
+    A row is handed to the operating system at once (another process sees it, SIGKILL does not lose it); `sync` puts
+    all of them on the disk, for a checkpoint. `after` is what `rewind` returned for a resumed run. Without it the file
+    is new: raises RequestError if it exists.
     """
 
     def __init__(self, path: Path, after: int | None = None) -> None:
@@ -35,15 +35,12 @@ class JsonlSink:
         self._file.flush()
         self.last = int(record["step"])
 
-    def flush(self, sync: bool = False) -> None:
-        self._file.flush()
-        if sync:
-            os.fsync(self._file.fileno())
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
 
     def close(self, summary: Summary) -> None:
-        if not self._file.closed:
-            self.flush(sync=True)
-            self._file.close()
+        self.sync()
+        self._file.close()
 
 
 def rewind(path: Path, step: int, warn: Callable[[str], None] = warnings.warn) -> int:

@@ -28,13 +28,12 @@ def environment() -> dict[str, Any]:
     package = Path(__file__).parents[1]
     return {
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
-        "git": {"abovemup": _commit(package) if _tracked(package) else None, "cwd": _commit(Path.cwd())},
-        "machine": {
-            "host": platform.node(),
-            "system": platform.platform(),
-            "cpu": _cpu(),
-            "cores": os.cpu_count(),
+        # A wheel inside a virtual environment may lie in somebody else's checkout: its commit says nothing about us.
+        "git": {
+            "abovemup": _commit(package) if _git(package, "ls-files", "__init__.py") else None,
+            "cwd": _commit(Path.cwd()),
         },
+        "machine": {"host": platform.node(), "system": platform.platform(), "cores": os.cpu_count()},
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
@@ -44,19 +43,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n")
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _tracked(package: Path) -> bool:
-    # A wheel inside a virtual environment may lie in somebody else's checkout: its commit says nothing about us.
-    return bool(_git(package, "ls-files", "__init__.py"))
 
 
 def _commit(folder: Path) -> str | None:

@@ -6,11 +6,12 @@ import shlex
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 
 import numpy as np
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.padding import Padding
@@ -35,68 +36,56 @@ class Terminal:
 
     def __init__(self, console: Console, title: str, steps: int, tokens_per_step: int) -> None:
         self.console, self.title = console, title
-        self.steps, self.start, self.step = steps, 0, 0
+        self.steps, self.step = steps, 0
         self.every = max(steps // LINES, 1)  # steps between two plain lines
         self.tokens_per_step = tokens_per_step
         self.tokens, self.losses = array("d"), array("d")  # as numpy reads them without a copy, many times a second
-        self.latest: dict[str, float] = {}
+        self.latest: Record = {}
         self.speed: float | None = None
-        self.began = time.monotonic()
-        self.drawn = self.said = -float("inf")
-        self.broken = self.closed = False
+        self.start: tuple[int, float] | None = None  # step and time of this leg's first record
+        self.shown = -math.inf
+        self.broken = False
         real = console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
         self.live = Live(console=console, auto_refresh=False) if real else None
-
-    # ---- what the loop calls ----
-
-    def begin(self, step: int) -> None:
-        """Training starts now, after `step` steps of earlier legs."""
-        self.start = self.step = step
-        self.began = time.monotonic()
 
     def log(self, record: Record) -> None:
         self.latest |= record
         self.step = int(record["step"])
+        self.start = self.start or (self.step, time.monotonic())
         if math.isfinite(record.get("loss", math.nan)):
             self.tokens.append(record["tokens"])
             self.losses.append(record["loss"])
         if speed := record.get("tokens_per_second"):
             self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
-        now = time.monotonic()
-        if self.live is None:
-            if self._line_due(record, now):
-                self.said = now
-                self._print(self._line(record))
-        elif now - self.drawn >= REFRESH or self.step >= self.steps:
-            self._guard(self._draw)
-            self.drawn = time.monotonic()
+        waited = time.monotonic() - self.shown
+        if self.live is not None:
+            due = waited >= REFRESH
+        else:
+            due = self.step % self.every == 0 or "val/loss" in record or waited > SILENCE
+        if due or self.step == self.steps:
+            if self.live is not None:
+                self._guard(self._draw)
+            else:
+                self.note(self._line(record))
+            self.shown = time.monotonic()
 
     def note(self, text: str) -> None:
         """Print a line; above the live view, where there is one."""
-        self._print(safe(text))
+        self._guard(lambda: self.console.print(Text(safe(text)), soft_wrap=True))
 
     def close(self, summary: Summary) -> None:
-        """Leave the last frame on the screen and say how the run ended. The second call does nothing."""
-        if self.closed:
-            return
-        self.closed = True
+        """Leave the last frame on the screen and say how the run ended."""
         if self.live is not None and self.live.is_started:
             self._guard(self._draw)
             self._guard(self.live.stop)
         for text in closing_lines(summary):
-            self._print(text)
-
-    # ---- plain lines ----
-
-    def _line_due(self, record: Record, now: float) -> bool:
-        known = self.step in (self.start, self.steps) or self.step % self.every == 0 or "val/loss" in record
-        return known or now - self.said > SILENCE
+            self.note(text)
 
     def _line(self, record: Record) -> str:
-        cells = [f"step {self.step}/{self.steps}", f"tokens {si(record['tokens'])}"]
-        return "  ".join(cells + [f"{name} {value}" for name, value in self._values(record)])
+        cells = [("step", f"{self.step}/{self.steps}"), ("tokens", si(record["tokens"])), *self._values(record)]
+        return "  ".join(f"{name} {value}" for name, value in cells)
 
-    def _values(self, record: Record | dict[str, float]) -> list[tuple[str, str]]:
+    def _values(self, record: Record) -> list[tuple[str, str]]:
         """Names and values of what `record` has, in the order of reading."""
         norm = next((record[key] for key in OUTPUT_NORMS if key in record), None)
         lr = record.get("lr/hidden", next((record[key] for key in record if key.startswith("lr/")), None))
@@ -109,16 +98,11 @@ class Terminal:
         ]
         values = [(name, form.format(value)) for name, value, form in shown if value is not None]
         if self.speed is not None:
-            values += [("tok/s", si(self.speed)), ("ETA", self._eta())]
+            values.append(("tok/s", si(self.speed)))
+        if self.start is not None and self.step > self.start[0]:
+            each = (time.monotonic() - self.start[1]) / (self.step - self.start[0])
+            values.append(("ETA", str(timedelta(seconds=round(each * (self.steps - self.step))))))
         return values
-
-    def _eta(self) -> str:
-        done = self.step - self.start
-        if done <= 0:
-            return "-"
-        return str(timedelta(seconds=round((time.monotonic() - self.began) / done * (self.steps - self.step))))
-
-    # ---- live view ----
 
     def _draw(self) -> None:
         assert self.live is not None
@@ -130,30 +114,19 @@ class Terminal:
     def _frame(self) -> Group:
         width, height = self.console.size
         width = min(width, 100) - 1
-        utf = self.console.encoding.startswith("utf")
         total, done = self.steps * self.tokens_per_step, self.step * self.tokens_per_step
         cells = [("step", f"{self.step}/{self.steps}"), ("tokens", f"{si(done)}/{si(total)}")]
-        lines = flow(cells + self._values(self.latest), width)
-        room = min(height - len(lines) - 5, 10)
-        if room >= 3 and width >= 20 and self.losses and utf:
-            lines += plot_lines(self.tokens, self.losses, total, width, room)
-        title = Text(self._safe(self.title), style="bold")
-        for line in (title, *lines):
-            line.no_wrap, line.overflow = True, "crop"
-        bar = Padding(ProgressBar(max(total, 1), done, width=width), 0)  # on a line of its own
-        return Group(title, bar, *lines)
-
-    # ---- output that may break ----
-
-    def _print(self, text: str) -> None:
-        text = self._safe(text)
-        if self.live is not None:
-            self._guard(lambda: self.console.print(Text(text), soft_wrap=True, highlight=False))
-        else:
-            self._guard(lambda: print(text, file=self.console.file, flush=True))
-
-    def _safe(self, text: str) -> str:
-        return text.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)
+        cells += self._values(self.latest)
+        texts = [Text.assemble((name, "dim"), " ", (value, "bold")) for name, value in cells]
+        above = Group(
+            Text(self.title, style="bold", no_wrap=True, overflow="crop"),
+            Padding(ProgressBar(max(total, 1), done, width=width), 0),  # on a line of its own
+            Columns(texts, padding=(0, 3)),
+        )
+        room = min(height - len(self.console.render_lines(above)) - 3, 10)
+        if room < 3 or width < 20 or not self.losses or not self.console.encoding.startswith("utf"):
+            return above
+        return Group(above, *plot_lines(self.tokens, self.losses, total, width, room))
 
     def _guard(self, write: Callable[[], None]) -> None:
         if self.broken:
@@ -161,27 +134,11 @@ class Terminal:
         try:
             write()
         except (Exception, SystemExit):  # a closed file, a pipe (Rich exits), a mistake in the drawing: not worth a run
-            self._break()
-
-    def _break(self) -> None:
-        self.broken = True
-        with suppress(OSError, ValueError):
-            # So that whatever else prints, and the last flush of Python, does not fail either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
-        with suppress(OSError, ValueError):
-            print("abovemup: nothing can be shown any more; the run goes on.", file=sys.stderr, flush=True)
-
-
-def flow(cells: Sequence[tuple[str, str]], width: int) -> list[Text]:
-    """Cells `name value` in as many lines as they need, none cut unless it alone is wider than `width`."""
-    lines: list[Text] = []
-    for name, value in cells:
-        cell = Text.assemble((name, "dim"), " ", (value, "bold"))
-        if lines and lines[-1].cell_len + 3 + cell.cell_len <= width:
-            lines[-1].append("   ").append_text(cell)
-        else:
-            lines.append(cell)
-    return lines
+            self.broken = True
+            with suppress(OSError, ValueError):
+                # So that whatever else prints, and the last flush of Python, does not fail either.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.console.file.fileno())
+                print("abovemup: nothing can be shown any more; the run goes on.", file=sys.stderr, flush=True)
 
 
 def plot_lines(tokens: "array[float]", losses: "array[float]", total: int, width: int, height: int) -> list[Text]:
@@ -207,27 +164,25 @@ def closing_lines(summary: Summary) -> list[str]:
     if speed := summary.get("tokens_per_second"):
         head += f", {si(speed)} tokens/s"
     if reason := summary.get("reason"):
-        head += f" ({safe(reason)})"
-    lines = [head]
-
-    def row(name: str, value: float | None, after: str = "") -> None:
-        if value is not None:
-            lines.append(f"  {name:<17}{value:.4f}{after}")
-
+        head += f" ({reason})"
     bits = summary.get("bits_per_byte")
-    row("training loss", summary.get("loss"), "   last batch")
-    row("validation loss", summary.get("val_loss"), "" if bits is None else f"   {bits:.4f} bits per byte")
-    row("unigram entropy", summary.get("unigram_entropy"), "   the loss of knowing token frequencies only")
-    row("entropy rate", summary.get("entropy_rate"), "   the least loss there is: the source is known")
-    folder = shlex.quote(str(summary["dir"])) if summary.get("dir") else None
-    if folder:
-        lines.append(f"  {'run':<17}{safe(folder)}")
-    if folder and summary["status"] in ("interrupted", "failed"):
-        lines.append(f"  {'go on':<17}abovemup train --resume {safe(folder)}")
+    numbers = [
+        ("training loss", summary.get("loss"), "   last batch"),
+        ("validation loss", summary.get("val_loss"), "" if bits is None else f"   {bits:.4f} bits per byte"),
+        ("unigram entropy", summary.get("unigram_entropy"), "   the loss of knowing token frequencies only"),
+        ("entropy rate", summary.get("entropy_rate"), "   the least loss there is: the source is known"),
+    ]
+    rows = [(name, f"{value:.4f}{after}") for name, value, after in numbers if value is not None]
+    if summary.get("dir"):
+        folder = shlex.quote(str(summary["dir"]))
+        rows.append(("run", folder))
+        if summary["status"] in ("interrupted", "failed"):
+            rows.append(("go on", f"abovemup train --resume {folder}"))
     if wandb := summary.get("wandb"):
-        lines.append(f"  {'W&B':<17}{safe(wandb)}")
+        rows.append(("W&B", wandb))
+    lines = [head, *(f"  {name:<17}{text}" for name, text in rows)]
     if sample := summary.get("sample"):
-        lines += ["  sample", *(f"    {line}" for line in safe(sample).split("\n"))]
+        lines += ["  sample", *(f"    {line}" for line in sample.split("\n"))]
     return lines
 
 

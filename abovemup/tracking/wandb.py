@@ -2,7 +2,8 @@
 
 wandb waits for networks, hooks `sys.exit` and prints. In a process of its own it can hang, crash or be killed
 without the run noticing, costs the training loop nothing a row, and finishes the upload when the run is killed.
-What is uploaded is what metrics.jsonl holds, from its first row: so each leg of a resumed run is a whole curve.
+What is uploaded is what metrics.jsonl holds, from its first row: so each leg of a resumed run is a whole curve,
+and what W&B did not get, `abovemup runs push` sends.
 """
 
 import importlib.util
@@ -13,18 +14,16 @@ import secrets
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 from urllib.parse import urlsplit
-
-import yaml
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.io import write_whole
 from abovemup.config.schema import Experiment, Tracking
-from abovemup.tracking.records import Record, Summary, dumps
+from abovemup.tracking.records import Record, Summary
 
 LIMIT = 8.0  # seconds that a run waits for W&B at its end: under 10 with everything before it
 HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
@@ -46,9 +45,7 @@ def resolve_mode(tracking: Tracking, note: Callable[[str], None]) -> str:
     """`online`, `offline` or `disabled`; says in one line what the user would not expect."""
     mode: str = "disabled" if tracking.name == "local" else tracking.mode
     if mode == "auto":
-        mode = os.environ.get("WANDB_MODE", "")
-        if mode not in ("online", "offline", "disabled"):
-            mode = "online" if logged_in() else "offline"
+        mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
     if mode != "disabled" and importlib.util.find_spec("wandb") is None:
         note("W&B: wandb is not installed, so this run is logged locally only (tracking=local says so on purpose).")
         return "disabled"
@@ -59,90 +56,66 @@ def resolve_mode(tracking: Tracking, note: Callable[[str], None]) -> str:
 
 
 class WandbSink:
-    """Starts the helper of one leg of the run in `run_dir`, whose config.yaml and metrics.jsonl it reads.
+    """Starts the helper of one leg of the run in `run_dir`, whose config.yaml, metrics.jsonl and summary.json it reads.
 
-    Does nothing under `tracking=local` or `tracking.mode=disabled`. `limit`: seconds `close` waits at most.
+    Does nothing under `tracking=local` or `tracking.mode=disabled`. `where`: the run's URL, or what to do to see it in
+    W&B; None when it is not sent there.
     """
 
-    def __init__(
-        self, run_dir: Path, experiment: Experiment, note: Callable[[str], None], limit: float = LIMIT
-    ) -> None:
-        self.run_dir, self.note, self.limit = run_dir, note, limit
-        self.mode = resolve_mode(experiment.tracking, note)
+    def __init__(self, run_dir: Path, experiment: Experiment, note: Callable[[str], None]) -> None:
+        self.run_dir, self.note = run_dir, note
+        self.where: str | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.url: str | None = None
-        self._heard = b""
-        if self.mode == "disabled":
+        self.said: Iterable[str] = ()
+        mode = resolve_mode(experiment.tracking, note)
+        if mode == "disabled":
             return
         try:
-            leg = next_leg(run_dir)
-            self.id = f"{leg['id']}-{leg['leg']}"
-            self.process = start_helper(run_spec(run_dir, experiment.tracking, self.mode, self.id, leg["leg"]))
+            run_id = next_id(run_dir)
+            self.process, self.said = start_helper(run_dir, mode, run_id)
         except OSError as error:
-            self.mode = "disabled"
-            note(f"W&B: could not start ({error.strerror}); metrics.jsonl has everything.")
-        if self.mode == "offline":
-            note(f"W&B: {self.describe()}")
+            self._lost(f"could not start ({error.strerror})")
+            return
+        if mode == "offline":
+            folder = shlex.quote(str(run_dir / "wandb"))
+            self.where = f"offline; `wandb sync {folder}/offline-run-*-{run_id}` uploads it (after `wandb login`)"
+            note(f"W&B: {self.where}")
 
     def log(self, record: Record) -> None:
-        """The helper reads the row from metrics.jsonl; here is only listened to what it says."""
-        self._hear()
+        """The helper reads the row from metrics.jsonl; here is only looked at what it has said since."""
+        self._listen()
 
     def close(self, summary: Summary) -> None:
-        """Tell the helper that the run is over and wait for it, at most `limit` seconds."""
+        """Tell the helper that the run is over, its summary.json written, and wait for it, at most LIMIT seconds."""
         if self.process is None:
             return
-        process, deadline = self.process, time.monotonic() + self.limit
-        try:
-            assert process.stdin is not None
-            process.stdin.write(dumps(uploaded(summary)).encode() + b"\n")
-            process.stdin.close()
-        except (OSError, ValueError):
-            pass  # it is gone, and has said why
-        while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        self._hear()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.communicate(timeout=LIMIT)  # closes its stdin
+        self._listen()
+        if self.process.returncode not in (0, 1):  # it hangs, or was killed; with 1 it has said why
+            self.process.kill()  # wandb's service watches the helper and goes with it
+            self.process.wait()
+            self._lost(f"not finished in {LIMIT:g} s")
         self.process = None
-        if process.poll() is None:
-            process.kill()  # wandb's service watches the helper and goes with it
-            process.wait()
-            self.note(f"W&B did not finish in {self.limit:g} s and was stopped; {self._push()} uploads the whole run.")
 
-    def describe(self) -> str:
-        """One line: where the run is to be seen in W&B."""
-        if self.mode == "disabled":
-            return "off"
-        if self.mode == "online" and self.url:
-            return self.url
-        if self.mode in ("online", "failed"):
-            return f"not reached; {self._push()} uploads the run"
-        folder = shlex.quote(str(self.run_dir / "wandb"))
-        return f"offline; `wandb sync {folder}/offline-run-*-{self.id}` uploads it (after `wandb login`)"
+    def _listen(self) -> None:
+        for line in map(str.strip, self.said):
+            if line.startswith("http"):
+                self.where = line
+                self.note(f"W&B: {line}")
+            else:
+                self._lost(line)
 
-    def _push(self) -> str:
-        return f"`abovemup runs push {shlex.quote(str(self.run_dir))}`"
-
-    def _hear(self) -> None:
-        """Take what the helper has said since, without waiting."""
-        if self.process is None or self.process.stdout is None:
-            return
-        try:
-            while chunk := os.read(self.process.stdout.fileno(), 65536):
-                self._heard += chunk
-        except BlockingIOError:
-            pass
-        *lines, self._heard = self._heard.split(b"\n")
-        for said in map(json.loads, lines):
-            self.mode, self.url = said.get("mode", self.mode), said.get("url", self.url)
-            if "note" in said:
-                self.note(f"W&B: {said['note']}")
+    def _lost(self, why: str) -> None:
+        self.where = f"{why}; `abovemup runs push {shlex.quote(str(self.run_dir))}` uploads the whole run"
+        self.note(f"W&B: {self.where}")
 
 
 def push(run_dir: Path) -> str:
     """Upload the whole run in `run_dir` from config.yaml, metrics.jsonl and summary.json; returns its URL.
 
     Pushing again replaces the earlier push. Raises RequestError when the folder is no run, or there is no wandb or
-    no key; RunFailed when W&B cannot be reached in 8 s, or the upload breaks off.
+    no key; RunFailed when W&B cannot be reached, or the upload breaks off.
     """
     for name in ("config.yaml", "metrics.jsonl", "summary.json"):
         if not (run_dir / name).is_file():
@@ -151,70 +124,45 @@ def push(run_dir: Path) -> str:
         raise RequestError("wandb is not installed: `pip install wandb`, then push again.")
     if not logged_in():
         raise RequestError("W&B: no key on this machine. `wandb login`, then push again.")
-    config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    summary = json.loads((run_dir / "summary.json").read_text(encoding="utf-8"))
-    leg = next_leg(run_dir, advance=False)
-    spec = run_spec(run_dir, Tracking(**config["tracking"]), "online", f"{leg['id']}-push", leg["leg"])
-    process = start_helper(spec | {"summary": uploaded(summary), "fall_back": False}, blocking=True)
-    said: dict[str, str] = {}
-    for line in process.communicate()[0].splitlines():
-        said |= json.loads(line)
-    if process.returncode or "url" not in said:
-        raise RunFailed(f"W&B: {said.get('note', 'the upload failed')}; nothing in {run_dir} was changed.")
-    return said["url"]
+    process, file = start_helper(run_dir, "online", next_id(run_dir, "push"))
+    process.communicate()
+    said = file.read().splitlines()
+    if process.returncode or not said:
+        raise RunFailed(f"W&B: {said[-1] if said else 'the upload failed'}; nothing in {run_dir} was changed.")
+    return said[0]
 
 
-def next_leg(run_dir: Path, advance: bool = True) -> dict[str, Any]:
-    """The run's W&B id, made at its first leg and kept in the run directory, and the number of this leg."""
+def next_id(run_dir: Path, leg: str | None = None) -> str:
+    """`<id>-<leg>`: an id of the run's own, kept in its folder, and the number of the next leg unless one is named."""
     path = run_dir / "wandb" / "run.json"
     try:
-        leg = json.loads(path.read_text(encoding="utf-8"))
+        run = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        leg = {"id": secrets.token_hex(4), "leg": 0}
-    leg["leg"] += advance
+        run = {"id": secrets.token_hex(4), "leg": 0}
+    run["leg"] += leg is None
     path.parent.mkdir(exist_ok=True)
-    write_whole(path, json.dumps(leg) + "\n")
-    return dict(leg)
+    write_whole(path, json.dumps(run) + "\n")
+    return f"{run['id']}-{leg or run['leg']}"
 
 
-def run_spec(run_dir: Path, tracking: Tracking, mode: str, run_id: str, leg: int) -> dict[str, Any]:
-    """What the helper has to know; it holds no key."""
-    run_dir = run_dir.resolve()
-    return vars(tracking) | {
-        "run_dir": str(run_dir),
-        "mode": mode,
-        "id": run_id,
-        "name": run_dir.name if leg <= 1 else f"{run_dir.name} (leg {leg})",
-        "group": tracking.group or run_dir.name,
-        "leg": leg,
-        "parent": os.getpid(),
-        "summary": None,  # None: the run goes on, follow it
-        "fall_back": True,
-    }
+def start_helper(run_dir: Path, mode: str, run_id: str) -> tuple[subprocess.Popen[bytes], IO[str]]:
+    """Start the helper in a session of its own (a Ctrl-C in the terminal is not for it), which ends after its stdin.
 
-
-def uploaded(summary: Summary) -> dict[str, Any]:
-    """The part of a summary that is numbers and words, not text to read."""
-    return {key: value for key, value in summary.items() if key not in ("sample", "wandb", "dir", "command")}
-
-
-def start_helper(spec: dict[str, Any], blocking: bool = False) -> subprocess.Popen[bytes]:
-    """Start the helper in a session of its own: a Ctrl-C in the terminal is not for it."""
+    In the file are, line by line, the run's URL and why the helper gave up.
+    """
     # What an outer W&B run or agent left in the environment belongs to another run.
     foreign = ("SERVICE", "RUN_ID", "RESUME", "RUN_GROUP", "NAME", "MODE", "PROJECT", "TAGS")
     env = {key: value for key, value in os.environ.items() if key not in [f"WANDB_{name}" for name in foreign]}
-    here = str(Path(__file__).parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (env.get("PYTHONPATH"), here)))
     env.setdefault("WANDB_ERROR_REPORTING", "false")
+    arguments = (str(run_dir.resolve()), mode, run_id, str(os.getpid()))
+    said = open(run_dir / "wandb" / f"{run_id}.log", "w+", encoding="utf-8")  # noqa: SIM115
     process = subprocess.Popen(
         # -P: a file called wandb.py in the working directory is not W&B.
-        [sys.executable, "-P", "-m", "abovemup.tracking.wandb_helper", json.dumps(spec)],
+        [sys.executable, "-P", "-m", "abovemup.tracking.wandb_helper", *arguments],
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         env=env,
     )
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), blocking)
-    return process
+    return process, said

@@ -14,7 +14,6 @@ import errno
 import hashlib
 import json
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -26,10 +25,10 @@ import torch
 from torch import Tensor
 
 from abovemup.config.errors import RequestError
+from abovemup.config.io import write_whole
 
 FILES = ("model.pt", "optimizer.pt", "state.pt")
-REST = ("step", "tokens", "rng", "last_row", "pending", "norms")
-STEP = re.compile(r"step_(\d+)")
+STEP = re.compile(r"step_\d+")
 
 
 @dataclass
@@ -48,10 +47,6 @@ class State:
     def finite(self) -> bool:
         tensors = [*self.model.values(), *(v for s in self.optimizer.values() for v in s.values())]
         return all(bool(t.isfinite().all()) for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
-
-
-def step_name(step: int) -> str:
-    return f"step_{step:08d}"
 
 
 def _sync(path: Path) -> None:
@@ -81,27 +76,22 @@ def save(folder: Path, state: State) -> Path:
     Raises OSError (a full disk), leaving the earlier checkpoints as they were.
     """
     folder.mkdir(exist_ok=True)
-    target, aside = folder / step_name(state.step), folder / f".writing-{step_name(state.step)}"
+    target = folder / f"step_{state.step:08d}"
+    aside = target.with_name(f".writing-{target.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
     try:
-        rest = {key: getattr(state, key) for key in REST}
+        rest = {key: value for key, value in vars(state).items() if key not in ("model", "optimizer")}
         for name, content in zip(FILES, (state.model, state.optimizer, rest), strict=True):
             _write(content, aside / name)
             _sync(aside / name)
         files = {n: {"bytes": (aside / n).stat().st_size, "sha256": _sha256(aside / n)} for n in FILES}
         manifest = {"step": state.step, "tokens": state.tokens, "files": files}
-        (aside / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
-        _sync(aside / "manifest.json")
+        write_whole(aside / "manifest.json", json.dumps(manifest, indent=1) + "\n")
         _sync(aside)
         if target.exists():  # the same step of an earlier leg: same bits, but whole again if it was damaged
-            replaced = folder / f".replaced-{step_name(state.step)}"
-            shutil.rmtree(replaced, ignore_errors=True)
-            target.rename(replaced)
-            aside.rename(target)
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            aside.rename(target)
+            _delete(target)
+        aside.rename(target)
         _sync(folder)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -111,22 +101,15 @@ def save(folder: Path, state: State) -> Path:
 
 def steps(folder: Path) -> dict[int, Path]:
     """step -> folder, in rising order of the *number* (names are padded to a width that a longer run outgrows)."""
-    found = {}
-    for path in folder.glob("step_*") if folder.is_dir() else ():
-        if (match := STEP.fullmatch(path.name)) and path.is_dir():
-            found[int(match[1])] = path
-    return dict(sorted(found.items()))
+    paths = [path for path in folder.glob("step_*") if STEP.fullmatch(path.name) and path.is_dir()]
+    return dict(sorted((int(path.name.removeprefix("step_")), path) for path in paths))
 
 
 def damage(path: Path) -> str | None:
     """What is wrong with a checkpoint, None when it is complete."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        files = manifest["files"]
+        files = json.loads((path / "manifest.json").read_text())["files"]
         for name in FILES:
-            size = (path / name).stat().st_size
-            if size != files[name]["bytes"]:
-                return f"{name} has {size} bytes, its manifest says {files[name]['bytes']}"
             if _sha256(path / name) != files[name]["sha256"]:
                 return f"{name} does not match its checksum"
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -139,29 +122,23 @@ def load(path: Path) -> State:
 
     Raises RequestError when it is whole but lacks a part of the state.
     """
-    model, optimizer, rest = (_read(path / name) for name in FILES)
-    rest.setdefault("norms", {})  # earlier checkpoints lack it, and nothing but where a measurement starts is in it
-    if missing := [key for key in REST if key not in rest]:
+    rest = _read(path / "state.pt")
+    if missing := [key for key in ("step", "tokens", "rng", "last_row", "pending") if key not in rest]:
         raise RequestError(f"{path} lacks {', '.join(missing)}: it cannot be continued exactly. Choose another @STEP.")
-    return State(model=model, optimizer=optimizer, **{key: rest[key] for key in REST})
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        raise RequestError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    if not isinstance(content, dict):
-        raise RequestError(f"{path} is not what a checkpoint holds. Choose another @STEP.")
-    return content
+    return State(model=load_model(path), optimizer=_read(path / "optimizer.pt"), **rest)
 
 
 def load_model(path: Path) -> dict[str, Tensor]:
-    """The weights of a complete checkpoint alone. Raises RequestError."""
+    """The weights of a complete checkpoint alone."""
     return _read(path / "model.pt")
 
 
-def choose(run: Path, step: int | None, warn: Callable[[str], None]) -> Path | None:
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return content
+
+
+def choose(run: Path, step: int | None = None, warn: Callable[[str], None] = lambda text: None) -> Path | None:
     """The newest complete checkpoint of a run, or exactly the one of `step`. None: there is none yet.
 
     Damaged ones are skipped with a warning. Raises RequestError when `step` is given and absent or damaged, and when
@@ -187,8 +164,9 @@ def choose(run: Path, step: int | None, warn: Callable[[str], None]) -> Path | N
 
 def forget_after(folder: Path, step: int) -> None:
     """Delete checkpoints beyond `step`: the run goes on from there, and its rows after it are taken back."""
-    for path in [path for later, path in steps(folder).items() if later > step]:
-        _delete(path)
+    for later, path in steps(folder).items():
+        if later > step:
+            _delete(path)
 
 
 def _delete(path: Path) -> None:
@@ -200,8 +178,8 @@ def _delete(path: Path) -> None:
 
 def prune(folder: Path, keep: int, keep_always: Callable[[int], bool]) -> None:
     """Delete all but the `keep` newest checkpoints and those that `keep_always` names; and what a kill left behind."""
-    for path in list(steps(folder).values())[:-keep]:
-        if not keep_always(int(path.name.removeprefix("step_"))):
+    for step, path in list(steps(folder).items())[:-keep]:
+        if not keep_always(step):
             _delete(path)
     for left in folder.glob(".*-step_*"):
         shutil.rmtree(left, ignore_errors=True)

@@ -15,7 +15,7 @@ def generate(run: str, prompt: str, tokens: int, temperature: float, seed: int) 
     """The prompt and what the newest whole checkpoint of `run` makes of it. Raises RequestError."""
     folder = run_folder(run)
     exp = io.load(folder / "config.yaml")
-    path = checkpoint.choose(folder, None, lambda text: None)
+    path = checkpoint.choose(folder)
     if path is None:
         raise RequestError(f"{folder} has no whole checkpoint yet. Let it train until its first one.")
     coder = open_coder(exp, folder)
@@ -33,13 +33,6 @@ def generate(run: str, prompt: str, tokens: int, temperature: float, seed: int) 
 def write(model: Llama, coder: Coder, prompt: str, tokens: int, temperature: float, seed: int, context: int) -> str:
     """A document that begins with `prompt`, and `tokens` tokens more; the last `context` tokens are seen."""
     begun = coder.encode(prompt)
-    ids = sample(
-        model,
-        [coder.eot, *begun],
-        tokens,
-        temperature,
-        torch.Generator().manual_seed(seed),
-        context=context,
-        vocab=coder.size,
-    )
+    generator = torch.Generator().manual_seed(seed)
+    ids = sample(model, [coder.eot, *begun], tokens, temperature, generator, context=context, vocab=coder.size)
     return coder.decode([*begun, *ids])

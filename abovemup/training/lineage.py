@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,15 @@ import torch
 from abovemup.config import io
 from abovemup.config.cadence import parse_tokens
 from abovemup.config.compose import compose
-from abovemup.config.diff import differences
 from abovemup.config.errors import RequestError
-from abovemup.config.schema import Experiment, Schedule
+from abovemup.config.keys import differences
+from abovemup.config.schema import Experiment
 from abovemup.training import checkpoint
 
 # What may change when a run goes on: how far, how often things are looked at, and where they are sent.
 CONTINUABLE = ("train.steps", "train.tokens", "eval.every", "norms.every", "checkpoint.", "tracking.")
 BRANCHABLE = (*CONTINUABLE, "schedule.")
-# Bookkeeping of the configuration itself.
-IGNORED = ("run.", "choices", "derived", "experiment", "cannot_match")
+IGNORED = ("run.", "experiment")  # names
 
 
 def run_folder(text: str) -> Path:
@@ -66,32 +66,30 @@ def start(
 
 def resumed_checkpoint(folder: Path, step: int | None, warn: Callable[[str], None]) -> Path | None:
     """The checkpoint that a resumed run goes on from; None for one that was ended before its first. RequestError."""
-    source = checkpoint.choose(folder, step, warn)
-    if source is None:
-        check_unstarted(folder)
-    return source
+    if found := checkpoint.choose(folder, step, warn):
+        return found
+    with suppress(OSError, ValueError, KeyError, TypeError):  # ended before its first line was written
+        status = json.loads((folder / "summary.json").read_text())["status"]
+        if status not in ("running", "failed"):  # starting again would replace what it did
+            raise RequestError(f"the checkpoints of {folder} are gone, and it is {status}. Start a new run.")
+    return None
 
 
 def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> Start:
-    """The meaning of `--resume RUN[@STEP]`.
-
-    Raises RequestError when the overrides change more than horizon, cadences and tracking, naming both values.
-    """
+    """The meaning of `--resume RUN[@STEP]`. Raises RequestError."""
     name, point = split_at(text)
-    if point is not None and not (point.isascii() and point.isdigit()):
+    if point is not None and not point.isdecimal():
         raise RequestError(f"--resume {text}: the part after @ is a step, for example {name}@100.")
     folder = run_folder(name)
-    old = io.load(folder / "config.yaml")
-    new = compose(overrides, config_file=folder / "config.yaml", config_dir=config_dir)
     if moved := [o for o in overrides if o.lstrip("+").startswith("run.")]:
         raise RequestError(f"--resume {name} goes on in its own folder: {moved[0]} would be another. Use --branch.")
-    refuse_changes(old, new, CONTINUABLE, overrides, f"--resume {name}")
+    old, new = changed(folder, overrides, config_dir, CONTINUABLE, f"--resume {name}")
     if new.train.steps != old.train.steps and old.schedule.name != "constant":
         raise RequestError(
             f"{name} decays its learning rate over {old.train.steps} steps: it cannot be made longer or shorter "
             f"({new.train.steps} steps).\nStart a tail from one of its checkpoints with --branch {name}@TOKENS."
         )
-    return Start(merge(old, new, old.schedule), folder, None if point is None else int(point))
+    return Start(with_schedule(new, old), folder, None if point is None else int(point))
 
 
 def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> Start:
@@ -100,9 +98,7 @@ def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> Sta
     if point is None:
         raise RequestError(f"--branch {text}: say at how many tokens, for example --branch {name}@2^21.")
     folder, tokens = run_folder(name), parse_tokens(point)
-    old = io.load(folder / "config.yaml")
-    new = compose(overrides, config_file=folder / "config.yaml", config_dir=config_dir)
-    refuse_changes(old, new, BRANCHABLE, overrides, f"--branch {text}")
+    old, new = changed(folder, overrides, config_dir, BRANCHABLE, f"--branch {text}")
     batch = old.train.batch_size * old.train.seq_len
     found = checkpoint.steps(folder / "checkpoints")
     if tokens % batch or tokens // batch not in found:
@@ -112,45 +108,47 @@ def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> Sta
             "checkpoint.every=pow2 keeps one at every power of two."
         )
     step = tokens // batch
-    if wrong := checkpoint.damage(found[step]):
-        raise RequestError(f"{found[step]} is damaged: {wrong}. Choose another point.")
     if new.train.steps <= step:
         raise RequestError(
             f"the branch starts at step {step} ({tokens} tokens) and would end at {new.train.tokens} tokens. "
             f"Say how far it goes: train.tokens={2 * tokens}."
         )
-    schedule = new.schedule if "schedule" in sections(overrides) else old.schedule
-    if schedule is old.schedule and schedule.name != "constant" and new.train.steps != old.train.steps:
-        raise RequestError(
-            f"{name} decays its learning rate over {old.train.steps} steps, the branch has {new.train.steps}: "
-            "say how it decays, for example schedule=wsd schedule.decay=0.25."
-        )
-    return Start(merge(old, new, schedule), folder, source=found[step])
+    if "schedule" not in sections(overrides):
+        if old.schedule.name != "constant" and new.train.steps != old.train.steps:
+            raise RequestError(
+                f"{name} decays its learning rate over {old.train.steps} steps, the branch has {new.train.steps}: "
+                "say how it decays, for example schedule=wsd schedule.decay=0.25."
+            )
+        new = with_schedule(new, old)
+    return Start(new, folder, source=checkpoint.choose(folder, step))
 
 
-def refuse_changes(old: Experiment, new: Experiment, allowed: Iterable[str], overrides: list[str], what: str) -> None:
-    changed = [
-        (key, before, after)
+def changed(
+    folder: Path, overrides: list[str], config_dir: Path | None, allowed: tuple[str, ...], what: str
+) -> tuple[Experiment, Experiment]:
+    """The run's experiment as it was, and with the overrides. Raises RequestError for one that is not `allowed`."""
+    old = io.load(folder / "config.yaml")
+    new = compose(overrides, config_file=folder / "config.yaml", config_dir=config_dir)
+    refused = [
+        f"{key} was {before}, is now {after}"
         for key, before, after in differences(old, new)
         if not key.startswith((*allowed, *IGNORED))
         # A warm-up given as a fraction moves with the horizon unless it stays what it was.
         and not (key.startswith("schedule.") and "schedule" not in sections(overrides))
     ]
-    if changed:
-        listed = "; ".join(f"{key} was {before}, is now {after}" for key, before, after in changed[:4])
+    if refused:
         raise RequestError(
-            f"{what}: {listed}.\nOnly the horizon, cadences and tracking may change; start a new run for the rest."
+            f"{what}: {'; '.join(refused[:4])}.\n"
+            "Only the horizon, cadences and tracking may change; start a new run for the rest."
         )
+    return old, new
 
 
-def check_unstarted(folder: Path) -> None:
-    """Raise RequestError when a run without checkpoints has had some: starting again would replace what it did."""
-    try:
-        status = json.loads((folder / "summary.json").read_text())["status"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # ended before its first line was written
-    if status not in ("running", "failed"):
-        raise RequestError(f"the checkpoints of {folder} are gone, and it is {status}. Start a new run.")
+def with_schedule(new: Experiment, old: Experiment) -> Experiment:
+    """`new` with the schedule of `old`, which over a new horizon no longer follows it."""
+    settled = new.train.steps != old.train.steps
+    derived = {key: how for key, how in new.derived.items() if not (settled and key.startswith("schedule."))}
+    return dataclasses.replace(new, schedule=old.schedule, derived=derived)
 
 
 def check_origin(folder: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> None:
@@ -185,20 +183,3 @@ def tokens_of(manifest: dict[str, Any]) -> str:
 def sections(overrides: list[str]) -> set[str]:
     """The sections and groups that overrides touch."""
     return {o.lstrip("+").split("=", 1)[0].split(".", 1)[0].strip() for o in overrides}
-
-
-def merge(old: Experiment, new: Experiment, schedule: Schedule) -> Experiment:
-    """`old` with what may change taken from `new`. A schedule that is kept over a new horizon no longer follows it."""
-    settled = schedule is old.schedule and new.train.steps != old.train.steps
-    return dataclasses.replace(
-        old,
-        train=dataclasses.replace(old.train, steps=new.train.steps, tokens=new.train.tokens),
-        eval=dataclasses.replace(old.eval, every=new.eval.every),
-        norms=dataclasses.replace(old.norms, every=new.norms.every),
-        checkpoint=new.checkpoint,
-        tracking=new.tracking,
-        schedule=schedule,
-        run=new.run,
-        choices=new.choices,
-        derived={key: how for key, how in new.derived.items() if not (settled and key.startswith("schedule."))},
-    )

@@ -1,13 +1,12 @@
 """`abovemup train`: from overrides to a finished run directory."""
 
-import dataclasses
 import errno
 import itertools
 import math
 import os
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Experiment, Run
 from abovemup.data.corpus import open_corpus
-from abovemup.data.tokenizer import keep
+from abovemup.data.recipe import keep
 from abovemup.tracking import jsonl
 from abovemup.tracking.jsonl import JsonlSink
 from abovemup.tracking.records import Record
@@ -45,18 +44,6 @@ class Outcome:
     exit_code: int
 
 
-@dataclass
-class Tally:
-    """The final and best numbers of a run, over all its legs."""
-
-    last: Record = field(default_factory=dict)
-    best_val: float = float("inf")
-
-    def add(self, record: Record) -> None:
-        self.last |= record
-        self.best_val = min(self.best_val, record.get("val/loss", float("inf")))  # a NaN never wins: it is not smaller
-
-
 def train(
     overrides: list[str],
     *,
@@ -74,14 +61,14 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(Stop())
         start = lineage.start(overrides, config_file, config_dir, resume, branch)
-        exp, origin, source = start.experiment, start.origin, start.source
-        folder = origin if resume is not None else None  # None: a new one
+        exp, source = start.experiment, start.source
+        folder = start.origin if resume is not None else None  # None: a new one
         if folder is not None:
             stack.callback(lock(folder).release)
         else:
             if not any(o.lstrip("+").startswith("run.") for o in overrides):
-                exp = dataclasses.replace(exp, run=Run(name=None, dir=None))  # a repeated run gets a folder of its own
-            check_folder(exp)
+                exp = replace(exp, run=Run(name=None, dir=None))  # a repeated run gets a folder of its own
+            free_folder(exp)
         batch_tokens = exp.train.batch_size * exp.train.seq_len
         terminal = Terminal(Console(stderr=json_output), title(exp), exp.train.steps, batch_tokens)
         if folder is not None:
@@ -89,18 +76,16 @@ def train(
             if source is None:
                 terminal.note(f"{folder} was ended before its first checkpoint: it starts again from step 0")
         trainer = build(exp, stop, terminal)
-        if origin is not None and source is not None:
-            lineage.check_origin(origin, trainer.corpus.manifest, terminal.note)
         last_row: int | None = None
-        if source is not None:
+        if start.origin is not None and source is not None:
+            lineage.check_origin(start.origin, trainer.corpus.manifest, terminal.note)
             state = checkpoint.load(source)
             if state.step > exp.train.steps:
                 raise RequestError(f"{source} is at step {state.step}, beyond train.steps={exp.train.steps}.")
-            if branch is None:
-                last_row = state.last_row
-            else:
-                state.pending = None  # a row of the parent's
+            if branch is not None:
+                state = replace(state, last_row=None, pending=None)  # its rows are the parent's
             trainer.load(state, str(source))
+            last_row = state.last_row
         stop.graceful()  # from here on there is something to keep
         if folder is None:
             folder = new_folder(exp)
@@ -125,6 +110,8 @@ def build(exp: Experiment, stop: Stop, terminal: Terminal) -> Trainer:
         terminal.note(f"{exp.experiment} cannot match: {sentence}")
     corpus = open_corpus(exp, terminal.note)
     corpus.require(exp.train.steps * exp.train.batch_size)
+    if (used := corpus.coder.size) < (rows := exp.model.vocab_size):
+        terminal.note(f"vocabulary: {used:,} ids in {rows:,} rows; the others take no part")
     torch.set_num_threads(exp.train.threads)
     trainer = Trainer(exp, corpus, stop)
     if exp.train.micro_batch == "auto":
@@ -132,46 +119,41 @@ def build(exp: Experiment, stop: Stop, terminal: Terminal) -> Trainer:
     return trainer
 
 
-def wanted_folder(exp: Experiment) -> tuple[Path, bool]:
-    """The run's folder, and whether the user named it. A made-up name is free to take a number."""
-    if exp.run.dir is not None:
-        return Path(exp.run.dir), True
-    if exp.run.name is not None:
-        return Path("runs") / exp.run.name, True
-    lr = f"{exp.optimizer.lr:g}"
-    name = f"{exp.model.name}-{exp.parameterization.name}-{exp.optimizer.name}-lr{lr}-s{exp.train.seed}"
-    return Path("runs") / name, False
+def free_folder(exp: Experiment) -> Path:
+    """The folder that the run is to have; a made-up name takes a number when it is taken.
 
-
-def check_folder(exp: Experiment) -> None:
-    """Raise RequestError, before anything costs time, for a folder that cannot be made or is another run's."""
-    path, named = wanted_folder(exp)
-    if named and os.path.lexists(path):
-        hint = f", or continue it: --resume {path}" if (path / "config.yaml").is_file() else ""
-        raise RequestError(f"{path} exists already. Choose another run.name or run.dir{hint}.")
+    Raises RequestError for one that is another run's or cannot be made.
+    """
+    if exp.run.dir is not None or exp.run.name is not None:
+        path = Path(exp.run.dir or f"runs/{exp.run.name}")
+        if os.path.lexists(path):
+            hint = f", or continue it: --resume {path}" if (path / "config.yaml").is_file() else ""
+            raise RequestError(f"{path} exists already. Choose another run.name or run.dir{hint}.")
+    else:
+        lr = f"{exp.optimizer.lr:g}"
+        name = f"{exp.model.name}-{exp.parameterization.name}-{exp.optimizer.name}-lr{lr}-s{exp.train.seed}"
+        names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
+        path = next(path for name in names if not os.path.lexists(path := Path("runs") / name))
     for parent in path.parents:
         if os.path.lexists(parent) and not parent.is_dir():
             raise RequestError(f"cannot create {path}: {parent} is not a folder. Choose another run.dir.")
         if (parent / "config.yaml").is_file() and (parent / "metrics.jsonl").is_file():
             raise RequestError(f"{path} would lie inside another run, {parent}. Choose another run.dir.")
+    return path
 
 
 def new_folder(exp: Experiment) -> Path:
     """Create the run's own folder, exclusively: two runs started in the same second get two folders."""
-    first, named = wanted_folder(exp)
-    try:
-        first.parent.mkdir(parents=True, exist_ok=True)
-        for n in itertools.count(1):
-            path = first if n == 1 else first.with_name(f"{first.name}-{n}")
-            try:
-                path.mkdir()
-                return path
-            except FileExistsError:
-                if named:
-                    check_folder(exp)
-    except OSError as error:
-        raise RequestError(f"cannot create {first}: {error.strerror}. Choose another run.dir.") from error
-    raise AssertionError("numbers do not end")
+    while True:
+        path = free_folder(exp)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise RequestError(f"cannot create {path}: {error.strerror}. Choose another run.dir.") from error
 
 
 def lock(folder: Path) -> FileLock:
@@ -189,9 +171,10 @@ class Leg:
 
     def __init__(self, trainer: Trainer, folder: Path, stop: Stop, terminal: Terminal, parent: str | None) -> None:
         self.trainer, self.folder, self.stop, self.terminal, self.parent = trainer, folder, stop, terminal, parent
-        self.exp = dataclasses.replace(trainer.exp, run=Run(name=folder.name, dir=trainer.exp.run.dir))
+        self.exp = replace(trainer.exp, run=Run(name=folder.name, dir=trainer.exp.run.dir))
         self.started = time.time()
-        self.tally = Tally()
+        self.last: Record = {}  # of each key the newest value, over all legs
+        self.best_val = math.inf
         self.checkpointed: int | None = None  # the step of the newest checkpoint of this leg
 
     def run(self, last_row: int | None) -> Outcome:
@@ -203,12 +186,11 @@ class Leg:
         else:
             jsonl.rewind(metrics, last_row, warn=self.terminal.note)
             for row in jsonl.read(metrics):
-                self.tally.add(row)
+                self.tally(row)
         io.save(self.exp, self.folder / "config.yaml")
         self.summarise("running")
         self.jsonl = JsonlSink(metrics, last_row)
         self.wandb = WandbSink(self.folder, self.exp, self.terminal.note)
-        self.terminal.begin(self.trainer.t)
         try:
             status = self.loop()
         except BaseException as error:
@@ -258,9 +240,13 @@ class Leg:
 
     def log(self, record: Record | None) -> None:
         if record is not None:
-            self.tally.add(record)
+            self.tally(record)
             for sink in (self.jsonl, self.terminal, self.wandb):
                 sink.log(record)
+
+    def tally(self, record: Record) -> None:
+        self.last |= record
+        self.best_val = min(self.best_val, record.get("val/loss", math.inf))  # a NaN never wins: it is not smaller
 
     def checkpoint(self) -> bool:
         """Keep this step, unless it is kept already. False, and nothing written, when a weight is not finite."""
@@ -272,16 +258,12 @@ class Leg:
             self.terminal.note(f"diverged: a weight or a momentum is not finite after step {trainer.t}.")
             return False
         with trainer.paused():
-            self.jsonl.flush(sync=True)
+            self.jsonl.sync()
             checkpoint.save(folder, state)
-            checkpoint.prune(folder, self.exp.checkpoint.keep, self.keep_always)
+            # Powers of two are points to branch from.
+            checkpoint.prune(folder, self.exp.checkpoint.keep, lambda step: due("pow2", step, trainer.batch_tokens))
         self.checkpointed = trainer.t
         return True
-
-    def keep_always(self, step: int) -> bool:
-        tokens = step * self.trainer.batch_tokens
-        due_at_pow2 = self.exp.checkpoint.every == "pow2" and due("pow2", step, self.trainer.batch_tokens)
-        return due_at_pow2 or tokens.bit_count() == 1  # points to branch from
 
     def end(self, status: str, error: BaseException | None = None) -> Outcome:
         summary = self.summarise(status, error)
@@ -290,18 +272,16 @@ class Leg:
             summary["sample"] = write(model, coder, "", 64, 0.8, self.exp.train.seed, self.exp.train.seq_len)
         self.jsonl.close(summary)
         self.wandb.close(summary)
-        if self.wandb.mode != "disabled":
-            summary["wandb"] = self.wandb.describe()
+        summary["wandb"] = self.wandb.where
         self.terminal.close(summary)
         code = {"finished": 0, "diverged": 3, "interrupted": self.stop.exit_code}.get(status, 4)
         return Outcome(status, self.folder, summary, code)
 
     def summarise(self, status: str, error: BaseException | None = None) -> dict[str, Any]:
         """Write summary.json: how the run stands, its final and best numbers, and what made it."""
-        trainer, last = self.trainer, self.tally.last
+        trainer, last = self.trainer, self.last
         count = sum(p.numel() for p in trainer.parameters.values())
         vocabulary = sum(p.numel() for n, p in trainer.parameters.items() if n in ("embedding.weight", "head.weight"))
-        best = self.tally.best_val
         summary = {
             "status": status,
             "steps": trainer.t,
@@ -309,9 +289,10 @@ class Leg:
             "loss": last.get("loss"),
             "val_loss": last.get("val/loss"),
             "bits_per_byte": last.get("val/bits_per_byte"),
-            "best_val_loss": best if math.isfinite(best) else None,
+            "best_val_loss": self.best_val if math.isfinite(self.best_val) else None,
             "unigram_entropy": trainer.corpus.unigram_entropy,
             "entropy_rate": trainer.corpus.entropy_rate,
+            "repeats": trainer.corpus.epoch(max(0, trainer.t * trainer.exp.train.batch_size - 1)),  # of a token
             "output_norm": last.get("norm/head/rms_to_inf"),
             "tokens_per_second": last.get("tokens_per_second"),
             "parameters": count,

@@ -48,6 +48,8 @@ class Trainer:
         self.pending: Record | None = None
         self.batch_tokens = exp.train.batch_size * exp.train.seq_len
         self.model = Llama(exp.model, exp.parameterization)
+        self.model.ids = corpus.coder.size
+        self.model.eot = corpus.coder.eot if exp.data.pack == "document" else None
         torch.manual_seed(exp.train.seed)  # for a user's own optimizer; nothing of ours draws from it
         self.model.init_weights(exp.train.seed)
         self.model.to(device)

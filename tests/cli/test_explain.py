@@ -1,6 +1,7 @@
 """`abovemup explain`: every name has a page, the numbers are those of the config, and a typo is answered."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,14 @@ def test_the_numbers_are_the_configs(capsys: pytest.CaptureFixture[str]) -> None
     assert page["parameters"][0]["init norm"] == 2
     [page] = pages(capsys, "attention", "model.head_dim=32")
     assert "here 0.125." in page["text"][0]
+
+
+def test_an_optimizer_of_ones_own_is_explained_by_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "mine.yaml").write_text("# Half of Scion.\n# (a note)\ndefaults: [scion, _self_]\n# no\n")
+    [page] = pages(capsys, "mine", "--config-dir", str(tmp_path))
+    assert page["text"][:2] == ["Half of Scion.", "(a note)"]
+    assert page["text"][2].startswith("Each role steps by")
 
 
 def test_a_model_without_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:

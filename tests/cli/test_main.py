@@ -51,7 +51,7 @@ def shell(command: str, where: Path, **environment: str) -> subprocess.Completed
         (["train", "--config", "typo.yaml"], ["typo.yaml", "optim.rl", "optimizer.lr"]),
         (["train", "--config", "nope.yaml"], ["nope.yaml"]),
         (["train", "model.heads=3"], ["64", "2 or 4"]),
-        (["train", "train.steps=5", "train.tokens=2^20"], ["train.steps=5", "train.tokens=2^20"]),
+        (["train", "train.steps=5", "train.tokens=2^20"], ["train.steps=5", "train.tokens=1048576"]),
         (["train", "--config", "typo.yaml", "--resume", "x"], ["--config", "--resume"]),
         (["generate", "x", "--temperature", "1e-320"], ["--temperature", "0.001"]),
         (["train", "--resume", "nope"], ["nope"]),
@@ -192,7 +192,7 @@ def test_show_says_when_a_parameterization_has_no_effect(capsys: pytest.CaptureF
 def test_what_show_prints_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:
     """The settings of `show` are overrides of the same run."""
     from abovemup.config.compose import compose
-    from abovemup.config.diff import differences
+    from abovemup.config.keys import differences
 
     typed = ["model=pocket", "model.heads=8", "schedule=wsd", "optimizer=scion_constrained", "tracking.tags=[a,b]"]
     assert run(["show", *typed]) == 0

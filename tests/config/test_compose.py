@@ -10,8 +10,8 @@ import pytest
 from abovemup.config import io
 from abovemup.config.compose import compose
 from abovemup.config.conf import GROUPS, choices, defaults
-from abovemup.config.diff import differences
 from abovemup.config.errors import RequestError
+from abovemup.config.keys import differences
 from abovemup.config.resolve import cores
 from abovemup.config.schema import Experiment, Run
 
@@ -32,8 +32,11 @@ def test_the_groups_and_choices_of_the_design() -> None:
         "parameterization": {"above_mup", "standard", "mup"},
         "optimizer": {"scion", "adam", "adamw", "muon", "scion_constrained", "above_mup", "signsgd"},
         "schedule": {"constant", "cosine", "wsd"},
-        "data": {"stdlib", "python", "synthetic", "text"},
-        "tokenizer": {"bpe", "byte", "hf"},
+        "data": {
+            *("stdlib", "python", "synthetic", "text", "shards", "hub"),
+            *("fineweb", "fineweb_edu", "fineweb2_rus", "fineweb2_tha", "nemotron_cc", "nemotron_cc_v2"),
+        },
+        "tokenizer": {"bpe", "byte", "llama3", "gpt2", "hf"},
         "tracking": {"wandb", "local"},
     }
     assert defaults().keys() == set(GROUPS) - {"experiment"} | {"experiment"}

@@ -46,7 +46,9 @@ def test_floats(text: object, number: float) -> None:
     assert parse_float(text) == number
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e999", "2^9999", "x", "", False, float("nan"), "0^-1"])
+@pytest.mark.parametrize(
+    "text", ["nan", "inf", "-inf", "1e999", "2^9999", "x", "", False, float("nan"), "0^-1", "-2^-4"]
+)
 def test_no_floats(text: object) -> None:
     with pytest.raises(ValueError, match="not a"):
         parse_float(text)

@@ -2,6 +2,8 @@
 
 import gzip
 import hashlib
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,10 @@ import pytest
 import torch
 
 from abovemup.config.errors import RequestError
-from abovemup.data.corpus import Corpus
+from abovemup.data.corpus import Corpus, open_corpus
 
-from .opening import jsonl, notes, opened, sentences
+from .opening import experiment, jsonl, notes, opened, sentences
+from .test_prepare import Fake
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +214,29 @@ def test_a_document_of_50_mb(tmp_path: Path) -> None:
     corpus = opened(path, tokenizer="bpe", vocab_size=300)
     assert corpus.manifest["source"]["documents"] == 61
     assert corpus.manifest["source"]["bytes"] > 50_000_000
+
+
+def test_a_run_prepares_what_it_reads_of_a_source_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABOVEMUP_CACHE", str(tmp_path))
+    source = Fake([text * 3 for text in sentences(3000)])
+    monkeypatch.setattr("abovemup.data.corpus.find_source", lambda data: source)
+    exp = experiment(name="fineweb", eval_tokens=512)
+    exp = replace(exp, train=replace(exp.train, tokens=64 * 16 * 10, steps=10, batch_size=64))
+    lines: list[str] = []
+    corpus = open_corpus(exp, lines.append)
+    corpus.require(640)
+    assert 640 <= corpus.windows < 640 + 20
+    assert corpus.validation().shape == (32, 17)
+    (line,) = [line for line in lines if "abovemup data prepare" in line]
+    words = shlex.split(line[line.index("abovemup data prepare") :])
+    assert words[3:6] == ["fineweb", "--tokens", str(640 * 16 + 16)]
+    assert {"tokenizer=byte", "eval.tokens=512"} <= set(words)
+    source.fail_at = 0  # no network any more
+    lines.clear()
+    again = open_corpus(exp, lines.append)
+    assert torch.equal(again.batch(0, 64), corpus.batch(0, 64))
+    assert not any("prepare" in line for line in lines)
+    source.fail_at = None
+    source.texts = source.texts[:30]
+    with pytest.raises(RequestError, match=r"10,240 tokens .640 windows"):
+        open_corpus(exp, lines.append).require(640)

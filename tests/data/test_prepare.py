@@ -1,20 +1,31 @@
 """The cache: filled once, never half, the same bits however often it was stopped."""
 
 import errno
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from abovemup.config.errors import RequestError, RunFailed
-from abovemup.data import prepare, sources
+from abovemup.data import pool, prepare, progress, shards, sources
+from abovemup.data.prepare import Prepared, folder_of, prepared
+from abovemup.data.progress import Job
+from abovemup.data.readers import BadRecords
+from abovemup.data.recipe import Recipe
+from abovemup.data.sources import Batches, Document, Place, hash64
+from abovemup.data.split import Amount, blind_split
 
-from .opening import jsonl, notes, opened, sentences
+from .opening import experiment, jsonl, notes, opened, sentences
 
 
 @pytest.fixture
@@ -43,6 +54,277 @@ def test_prepared_once(cache: Path, text: Path) -> None:
     assert not [line for line in notes(text, eval_tokens=256) if "train and" in line]
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
     assert set(before) == {"manifest.json", "train-00000.bin", "validation-00000.bin"}
+
+
+# From the code before there were parts, processes and amounts: README's numbers rest on such shards.
+PINNED = {
+    ("many", "bpe"): (
+        "36212acc1d4ebc80ca5022ad32a57c79d9ecc2b62e8a9659d1cacb3e225172a2",
+        "cfe532617ccb242ca848165be8cc11ef644f981b1574fe65105d72fae34d1502",
+        3.3858220327365327,
+    ),
+    ("folder", "byte"): (
+        "b27320a8255e15fbbbf8c8fbac09b638743359e5140205f4f7450575f871c64c",
+        "4eb909d3585fc405db814f3840dbf3b57512b672f866e81853b43c87ea5027bb",
+        3.1196556788270318,
+    ),
+    ("few", "bpe"): (
+        "14f608c3709fa9ad61540b221bf4b2fc4179f20c07bf1f71b3612f1299bee8e7",
+        "cc3313ad73c4aa52395840172bdbdf06775108681a819d19136f0d7ef01df27a",
+        3.392225682567169,
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "tokenizer"), list(PINNED))
+def test_the_tokens_of_files_are_what_they_always_were(cache: Path, tmp_path: Path, name: str, tokenizer: str) -> None:
+    path = tmp_path / "pinned"
+    (path / "b").mkdir(parents=True)
+    texts = [text * (1 + i % 7) for i, text in enumerate(sentences(300))]
+    if name == "few":
+        (path / "x.txt").write_text("".join(sentences(900)))
+        (path / "y.txt").write_text("".join(sentences(300, 5000)))
+    else:
+        jsonl(path / "a.jsonl", texts[:150])
+        if name == "folder":
+            jsonl(path / "b" / "c.jsonl", texts[150:])
+        else:
+            path = path / "a.jsonl"
+    manifest = opened(path, tokenizer=tokenizer, vocab_size=300 if tokenizer == "bpe" else 257).manifest
+    sums = [manifest[split]["shards"][0]["sha256"] for split in ("train", "validation")]
+    assert (*sums, manifest["unigram_entropy"]) == PINNED[name, tokenizer]
+
+
+@dataclass
+class Fake:
+    """A source of the documents `texts`; None is a bad record. `batch` documents at once; read once if not `local`."""
+
+    texts: list[str | None]
+    batch: int = 7
+    local: bool = False
+    fail_at: int | None = None  # the batch before which the network goes
+    name, title, place = "fake", "a fake", "fake://"
+    starts: list[Place | None] = field(default_factory=list)
+
+    def identity(self) -> dict[str, Any]:
+        return {"texts": hashlib.sha256(json.dumps(self.texts).encode()).hexdigest()}
+
+    def describe(self) -> dict[str, Any]:
+        return {"commit": "abc"}
+
+    def batches(self, bad: BadRecords, start: Place | None) -> Batches:
+        self.starts.append(start)
+        for number, first in enumerate(range((start or {"at": 0})["at"], len(self.texts), self.batch)):
+            if number == self.fail_at:
+                raise RunFailed("the network is gone")
+            found = []
+            for i, text in enumerate(self.texts[first : first + self.batch], start=first):
+                if text is None:
+                    bad(f"record {i}", "is none")
+                else:
+                    found.append(Document(text.encode(), hash64(text.encode())))
+            if found:
+                yield found, {"at": first + self.batch}
+
+
+def job(source: Fake, tokenizer: str = "byte", **more: Any) -> Job:
+    config = experiment(None, tokenizer, vocab_size=257 if tokenizer == "byte" else 300).tokenizer
+    return Job(source, Recipe(config), skip_bad=True, **{"workers": 0, **more})
+
+
+def quiet(wanted: Job) -> Prepared:
+    return prepared(wanted, lambda line: None)
+
+
+def documents(found: Prepared, split: str) -> list[str]:
+    """Of a corpus of bytes."""
+    stream = np.concatenate(found.shards[split])
+    parts = np.split(stream, np.flatnonzero(stream == 256) + 1)
+    return [bytes(part[:-1].astype(np.uint8)).decode() for part in parts if len(part)]
+
+
+TEXTS: list[str | None] = [None if i % 50 == 9 else text * (1 + i % 5) for i, text in enumerate(sentences(400))]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards of 3000 tokens; and a disk that need not be waited for."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 3000)
+
+
+@pytest.mark.parametrize("amount", [None, Amount(1, 1), Amount(10_000, 2000), Amount(20_000, 100)])
+def test_a_source_read_once_gives_its_documents_in_order_up_to_the_amount(
+    cache: Path, small: None, amount: Amount | None
+) -> None:
+    """A slow readable twin."""
+    threshold = blind_split(amount).threshold
+    train: list[str] = []
+    validation: list[str] = []
+
+    def size(texts: list[str]) -> int:
+        return sum(len(text) + 1 for text in texts)
+
+    for text in filter(None, TEXTS):
+        full = amount is not None and size(train) >= amount.train
+        if full and amount is not None and size(validation) >= amount.validation:
+            break
+        if hash64(text.encode()) < threshold:
+            validation.append(text)
+        elif not full:
+            train.append(text)
+    for batch in (1, 7, 1000):
+        found = quiet(job(Fake(TEXTS, batch), amount=amount, out=cache / f"out{batch}"))
+        assert documents(found, "train") == train
+        assert documents(found, "validation") == validation
+        assert found.manifest["source"]["amount"] == (None if amount is None else list(amount))
+    assert len(train) > 0 < len(validation)
+
+
+def test_the_amount_is_part_of_the_name(cache: Path) -> None:
+    folders = {
+        folder_of(job(Fake(TEXTS), amount=amount)) for amount in (None, Amount(5, 5), Amount(6, 5), Amount(5, 6))
+    }
+    assert len(folders) == 4
+    assert folder_of(job(Fake(TEXTS, batch=3))) in folders
+
+
+@pytest.mark.parametrize("local", [True, False])
+@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
+def test_interrupted_at_any_record_of_its_progress_it_goes_on_to_the_same_bits(
+    cache: Path, small: None, monkeypatch: pytest.MonkeyPatch, local: bool, tokenizer: str
+) -> None:
+    amount = None if local else Amount(12_000 if tokenizer == "byte" else 5000, 500)
+    wanted = job(Fake(TEXTS, 15, local), tokenizer, amount=amount, out=cache / "whole")
+    expected = contents(quiet(wanted).folder)
+    monkeypatch.setattr(progress, "SAVE", 0.0)
+    whole, writes = prepare.write_whole, 0
+
+    def killed(path: Path, text: str, when: int, after: bool) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == when and not after:
+            raise KeyboardInterrupt
+        whole(path, text)
+        if writes == when:
+            raise KeyboardInterrupt
+
+    def kill(when: int) -> None:
+        for module in (prepare, progress):
+            monkeypatch.setattr(module, "write_whole", lambda path, text: killed(path, text, when, after=when % 2 == 0))
+
+    kill(0)
+    quiet(replace(wanted, source=Fake(TEXTS, 15, local), out=cache / "count"))
+    last = writes
+    assert last > 5
+    for when in range(1, last + 1):
+        source, out, writes = Fake(TEXTS, 15, local), cache / f"out{when}", 0
+        kill(when)
+        with pytest.raises(KeyboardInterrupt):
+            quiet(replace(wanted, source=source, out=out))
+        assert not out.exists()
+        writes = last + 1
+        assert contents(quiet(replace(wanted, source=source, out=out)).folder) == expected
+
+
+def test_a_network_that_goes_and_comes(cache: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = quiet(job(Fake(TEXTS), out=cache / "whole"))
+    monkeypatch.setattr(progress, "SAVE", 0.0)
+    source, lines = Fake(TEXTS, fail_at=5), []
+    legs = 0
+    while True:
+        try:
+            found = prepared(job(source), lines.append)
+            break
+        except RunFailed:
+            legs += 1
+    assert legs > 8
+    assert source.starts[-1] is not None
+    assert contents(found.folder) == contents(expected.folder)
+    assert any("goes on where it was stopped" in line for line in lines)
+    assert found.manifest["source"]["bad_records"] == 8
+
+
+def test_a_source_that_has_changed_is_begun_anew(cache: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SAVE", 0.0)
+    out = cache / "out"
+    with pytest.raises(RunFailed):
+        quiet(job(Fake(TEXTS, fail_at=9), out=out))
+    other = Fake(TEXTS[::-1])
+    found = quiet(job(other, out=out))
+    assert other.starts == [None]
+    assert contents(found.folder) == contents(quiet(job(Fake(TEXTS[::-1]))).folder)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(cache: Path) -> None:
+    out = cache / "out"
+    quiet(job(Fake(TEXTS), out=out))
+    before = contents(out)
+    quiet(job(Fake(TEXTS), out=out))
+    with pytest.raises(RequestError, match="another corpus"):
+        quiet(job(Fake(TEXTS[1:]), out=out))
+    (cache / "mine").mkdir()
+    (cache / "mine" / "thesis.tex").touch()
+    with pytest.raises(RequestError, match="mine"):
+        quiet(job(Fake(TEXTS), out=cache / "mine"))
+    assert contents(out) == before
+    assert [path.name for path in (cache / "mine").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("texts", [[], [None, None], ["one text"], ["a"] * 5])
+def test_a_source_read_once_without_enough_text_is_refused(cache: Path, texts: list[str | None]) -> None:
+    with pytest.raises(RequestError, match="fake:// holds too little text"):
+        quiet(job(Fake(texts)))
+
+
+@pytest.mark.slow
+def test_any_number_of_processes_gives_the_same_bits(cache: Path, small: None) -> None:
+    for tokenizer, amount in (("byte", None), ("bpe", Amount(5000, 500))):
+        expected = contents(quiet(job(Fake(TEXTS), tokenizer, amount=amount, out=cache / tokenizer)).folder)
+        for workers, batch in ((1, 7), (3, 7), (3, 2)):
+            out = cache / f"{tokenizer}-{workers}-{batch}"
+            assert (
+                contents(quiet(job(Fake(TEXTS, batch), tokenizer, amount=amount, out=out, workers=workers)).folder)
+                == expected
+            )
+
+
+class Deadly:
+    """A recipe whose tokenizer ends its process at the word `die`."""
+
+    text = ""
+
+    def load(self, text: str) -> "Deadly":
+        return self
+
+    size, eot = 257, 256
+
+    def encode_documents(self, found: list[bytes]) -> list[np.ndarray]:
+        if b"die" in found:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [np.frombuffer(text, np.uint8).astype(np.uint32) for text in found]
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_an_error_and_no_hang() -> None:
+    def batches() -> Iterator[tuple[list[bytes], int]]:
+        for i in range(50):
+            yield [b"die" if i == 20 else b"x" * 2**20], i
+
+    seen: list[int] = []
+    with pytest.raises(RunFailed, match="ended from outside"):
+        seen.extend(i for _, i in pool.encoded(batches(), Deadly(), 2))  # type: ignore[arg-type]
+    assert seen == list(range(len(seen)))
+    assert len(seen) < 21
+    assert not pool.multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_processes_end_when_nobody_wants_more() -> None:
+    stream = pool.encoded((([b"x" * 2**20], i) for i in range(10**6)), Deadly(), 2)  # type: ignore[arg-type]
+    assert [i for (_, i), _ in zip(stream, range(5), strict=False)] == [0, 1, 2, 3, 4]
+    stream.close()
+    assert not pool.multiprocessing.active_children()
 
 
 def test_another_tokenizer_column_or_text_is_another_corpus(cache: Path, text: Path) -> None:
@@ -75,16 +357,29 @@ def test_a_damaged_cache_is_named_and_made_again(cache: Path, text: Path, damage
     assert contents(folder) == good
 
 
-def test_a_failure_leaves_nothing_behind(cache: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
+def test_a_full_disk_keeps_what_was_written_and_the_same_command_goes_on(
+    cache: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = contents(quiet(job(Fake(TEXTS), out=cache / "whole")).folder)
+    monkeypatch.setattr(progress, "SAVE", 0.0)
+    append, count = shards.ShardWriter._append, 0
 
+    def full(writer: shards.ShardWriter, tokens: np.ndarray) -> None:
+        nonlocal count
+        count += 1
+        if count == 20:
+            append(writer, tokens[: len(tokens) // 2])  # a part of it still fits
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(writer, tokens)
+
+    source = Fake(TEXTS)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare.ShardWriter, "close", full)
-        with pytest.raises(RunFailed, match=f"no space left in {cache} .ABOVEMUP_CACHE"):
-            opened(text)
-    assert [path.suffix for path in (cache / "corpora").iterdir()] == [".lock"]
-    assert opened(text).windows
+        patch.setattr(shards.ShardWriter, "_append", full)
+        with pytest.raises(RunFailed, match=f"no space left in {cache}: free some, and the same command goes on"):
+            quiet(job(source))
+    found = quiet(job(source))
+    assert source.starts[-1] is not None
+    assert contents(found.folder) == expected
 
 
 @pytest.mark.parametrize("place", ["a.jsonl", "a.jsonl/cache", "x" * 300, "~nobody_of_this_name/cache"])
@@ -134,8 +429,8 @@ def test_shards_and_batches_of_documents_change_nothing(
 ) -> None:
     one = opened(text)
     monkeypatch.setenv("ABOVEMUP_CACHE", str(cache / "other"))
-    monkeypatch.setattr(prepare, "BATCH", 2)
-    monkeypatch.setattr(prepare.ShardWriter.__init__, "__defaults__", (1000,))
+    monkeypatch.setattr(sources, "BATCH", 2)
+    monkeypatch.setattr(shards, "SHARD_TOKENS", 1000)
     many = opened(text)
     assert len(many.manifest["train"]["shards"]) > 5
     assert (one.batch(0, one.windows) == many.batch(0, many.windows)).all()
@@ -151,8 +446,8 @@ opened(Path(sys.argv[1]), tokenizer="bpe", vocab_size=400)
 """
 
 
-def process(text: Path, cache: Path, parallel: str = "true") -> subprocess.Popen[bytes]:
-    env = {**os.environ, "ABOVEMUP_CACHE": str(cache), "TOKENIZERS_PARALLELISM": parallel}
+def process(text: Path, cache: Path) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "ABOVEMUP_CACHE": str(cache)}
     root = Path(__file__).parents[2]
     return subprocess.Popen([sys.executable, "-c", OPEN, str(text)], env=env, cwd=root, stderr=subprocess.PIPE)
 
@@ -165,24 +460,6 @@ def test_two_processes_at_once_fill_the_cache_once(cache: Path, text: Path) -> N
         assert each.wait() == 0, each.stderr.read() if each.stderr else ""
     (folder,) = corpora(cache)
     assert json.loads((folder / "manifest.json").read_text())["source"]["documents"] == 20_000
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_the_next_preparation_gives_the_same_bits(cache: Path, text: Path) -> None:
-    jsonl(text, sentences(40_000))
-    whole = cache.with_name("whole")
-    started = time.monotonic()
-    assert process(text, whole, parallel="false").wait() == 0
-    took = time.monotonic() - started
-    for part in (0.5, 0.65, 0.8, 0.9):
-        killed = process(text, cache)
-        time.sleep(part * took)
-        os.kill(killed.pid, signal.SIGKILL)
-        killed.wait()
-    assert process(text, cache).wait() == 0
-    (folder,), (expected,) = corpora(cache), corpora(whole)
-    assert contents(folder) == contents(expected)
-    assert not [path for path in (cache / "corpora").iterdir() if path.name.startswith(".")]
 
 
 LARGE = os.environ.get("ABOVEMUP_TEST_DATA")

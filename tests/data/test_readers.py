@@ -19,8 +19,12 @@ UNESCAPED = ["a\u2028b", "a\u2029b", "a\x85b", "e\u0301", "שלום", "🦙"]  #
 AWKWARD = [*UNESCAPED, "a\x0bb", "a\x0cb", "a\x1cb\x1db\x1eb", "a\r\nb", "nul\x00"]
 
 
+def raw(path: Path, bad: BadRecords, column: str = "text", start: int = 0) -> list[bytes]:
+    return [document for _, document in read_documents(path, column, bad, start)]
+
+
 def read(path: Path, column: str = "text", skip: bool = False) -> list[str]:
-    return [document.decode() for document in read_documents(path, column, BadRecords(skip))]
+    return [document.decode() for document in raw(path, BadRecords(skip), column)]
 
 
 def raw_lines(texts: list[str], end: str = "\n") -> bytes:
@@ -64,7 +68,7 @@ def test_a_bad_line_is_named_or_counted(tmp_path: Path, line: bytes, reason: str
         read(path)
     assert reason in str(caught.value)
     bad = BadRecords(skip=True)
-    assert list(read_documents(path, "text", bad)) == [b"one", b"two", b"three"]
+    assert raw(path, bad) == [b"one", b"two", b"three"]
     assert bad.count == 1
     assert f"{path}:3" in bad.first
 
@@ -85,7 +89,7 @@ def test_txt_is_one_document_with_its_bytes_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     data = b"\xef\xbb\xbfline\r\n\x00\xff\xfe\n"
     path.write_bytes(data)
-    assert list(read_documents(path, "text", BadRecords(False))) == [data]
+    assert raw(path, BadRecords(False)) == [data]
 
 
 TEXTS = [f"document {i} " + "x" * 100 * i for i in range(60)]
@@ -120,14 +124,61 @@ def test_a_damaged_packed_file_is_named(tmp_path: Path, kind: str, damage: str) 
             "not packed": raw_lines(TEXTS),
         }[damage]
     )
-    reason = "" if damage == "garbage" else "the (gzip|zstd) file is damaged"  # garbage may unpack to a bad line
+    reason = "" if damage == "garbage" else "the .(gz|zst) file is damaged"  # garbage may unpack to a bad line
     with pytest.raises(RequestError, match=rf"a\.jsonl\.{kind}:\d+: {reason}"):
         read(path)
     kept = read(path, skip=True)
     assert kept == TEXTS[: len(kept)]
     assert len(kept) < len(TEXTS)
     if damage == "cut in frame 2":
-        assert len(kept) >= 25  # the last few kB before the cut go with it
+        assert len(kept) >= 30  # all that came before the cut
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_cut_loses_nothing_before_it(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.jsonl.{kind}"
+    frames = [pack(kind, raw_lines([text])) for text in TEXTS]
+    whole = b"".join(frames)
+    ends = [len(b"".join(frames[:i])) for i in range(len(frames) + 1)]
+    for cut in range(0, len(whole), 41):
+        path.write_bytes(whole[:cut])
+        bad = BadRecords(skip=True)
+        before = sum(end <= cut for end in ends[1:])
+        kept = [document.decode() for document in raw(path, bad)]
+        # A gzip frame holds its text before its checksum: the cut document may have come out whole.
+        assert kept in (TEXTS[:before], TEXTS[: before + 1])[: 1 if kind == "zst" else 2]
+        assert bad.count == (cut not in ends)
+
+
+def test_garbage_loses_no_frame_before_it(tmp_path: Path) -> None:
+    for kind in ("gz", "zst"):
+        path = tmp_path / f"a.jsonl.{kind}"
+        path.write_bytes(b"".join(pack(kind, raw_lines([text])) for text in TEXTS) + b"garbage" * 9)
+        assert read(path, skip=True) == TEXTS
+        with pytest.raises(RequestError, match=rf"a\.jsonl\.{kind}:\d+: the .(gz|zst) file is damaged"):
+            read(path)
+
+
+def test_a_document_of_50_megabytes(tmp_path: Path) -> None:
+    text = "long document. " * 3_500_000
+    (tmp_path / "a.jsonl.zst").write_bytes(pack("zst", raw_lines(["before", text, "after"])))
+    assert read(tmp_path / "a.jsonl.zst") == ["before", text, "after"]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "txt"])
+def test_reading_goes_on_after_any_record(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        parquet(path, text=TEXTS)
+    else:
+        data = raw_lines(TEXTS[:30]) + b"\n{broken\n" + raw_lines(TEXTS[30:])
+        path.write_bytes(data if suffix in ("jsonl", "txt") else pack(suffix.split(".")[1], data))
+    whole = list(read_documents(path, "text", BadRecords(True)))
+    assert len(whole) == (1 if suffix == "txt" else 60)
+    for i, (number, _) in enumerate(whole):
+        bad = BadRecords(True)
+        assert list(read_documents(path, "text", bad, number)) == whole[i + 1 :]
+        assert bad.count == ("json" in suffix and number <= 30)  # a bad record is counted by the reading that meets it
 
 
 def test_an_empty_packed_file_has_no_documents(tmp_path: Path) -> None:
@@ -151,10 +202,11 @@ def test_parquet_reads_its_column_over_row_groups(tmp_path: Path) -> None:
 
 def test_parquet_refusals_name_the_file(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", body=["x"], score=[1.0])
-    with pytest.raises(RequestError, match=r"a\.parquet: no column 'text'; it has body, score"):
+    with pytest.raises(RequestError, match=r"a\.parquet:1: no column 'text'; it has body, score"):
         read(path)
-    with pytest.raises(RequestError, match="column 'score' holds float"):
+    with pytest.raises(RequestError, match=r"a\.parquet:1: column 'score' holds double"):
         read(path, column="score")
+    assert read(path, skip=True) == []
     whole = parquet(tmp_path / "b.parquet", text=TEXTS).read_bytes()
     for data in (whole[: len(whole) // 2], b"", b"PAR1" + b"x" * 50):
         (tmp_path / "c.parquet").write_bytes(data)
@@ -162,8 +214,25 @@ def test_parquet_refusals_name_the_file(tmp_path: Path) -> None:
             read(tmp_path / "c.parquet")
 
 
+def test_parquet_passes_over_row_groups_unread(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "a.parquet", text=TEXTS)
+    data = bytearray(path.read_bytes())
+    data[10:200] = b"\xff" * 190  # in the first row group, of 7
+    path.write_bytes(data)
+    with pytest.raises(RequestError, match=r"a\.parquet:1: the parquet file is damaged"):
+        read(path)
+    found = raw(path, BadRecords(False), start=10)
+    assert [document.decode() for document in found] == TEXTS[10:]
+
+
+def test_parquet_that_is_not_utf8_keeps_its_bytes(tmp_path: Path) -> None:
+    cells = [b"one", b"\xed\xa0\x80", b"two"]
+    path = parquet(tmp_path / "a.parquet", text=pa.array(cells, pa.binary()).view(pa.string()))
+    assert raw(path, BadRecords(False)) == cells
+
+
 @given(st.lists(st.text(), max_size=8))
 def test_json_lines_give_back_any_text(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
     path = tmp_path_factory.mktemp("lines") / "a.jsonl"
     path.write_bytes("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
-    assert list(read_documents(path, "text", BadRecords(False))) == [encode_text(text) for text in texts]
+    assert raw(path, BadRecords(False)) == [encode_text(text) for text in texts]

@@ -1,5 +1,7 @@
 """The standard library and torch as text, and a hash that no edit escapes."""
 
+import gzip
+import json
 import os
 import re
 import socket
@@ -7,13 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from abovemup.config.errors import RequestError
 from abovemup.data import sources
 from abovemup.data.readers import BadRecords
+from abovemup.data.recipe import Recipe
 from abovemup.data.sources import content_hash, find_source, hash64, listing
-from abovemup.data.tokenizer import read_hf
 
 from .opening import experiment, jsonl, notes, opened, sentences
 
@@ -31,7 +36,7 @@ def test_stdlib_is_source_code_in_a_fixed_order() -> None:
 
 def test_stdlib_documents_are_split_by_their_names() -> None:
     source = find_source(experiment(name="stdlib").data)
-    keys = {document.key for document in source.documents(BadRecords(False))}
+    keys = {document.key for batch, _ in source.batches(BadRecords(False)) for document in batch}
     assert keys <= {hash64(file.name.encode()) for file in source.files}
 
 
@@ -111,6 +116,62 @@ def test_an_edited_file_gives_new_tokens(tmp_path: Path) -> None:
     assert "Document 4" not in one.coder.decode(one.batch(0, one.windows).ravel().tolist()).replace("Document 4 ", "")
 
 
+def mixed(folder: Path) -> list[str]:
+    """One folder of all kinds of files, in several languages; blank documents are in it, and not in the list."""
+    folder.mkdir()
+    russian, thai, hebrew = "Все люди рождаются свободными", "มนุษย์ทั้งหลายเกิดมามีอิสระ", "שלום עולם"
+    parts = [[f"{word} {i} \u2028\x85 é" for i in range(9)] for word in ("English", russian, thai, hebrew, "🦙")]
+    pq.write_table(
+        pa.table({"text": [*parts[0], None, " \n"], "id": range(11)}), folder / "a.parquet", row_group_size=4
+    )
+    lines = ["".join(json.dumps({"text": text}) + "\n" for text in [*part, ""]).encode() for part in parts]
+    (folder / "b.jsonl").write_bytes(lines[1])
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(lines[2]))
+    (folder / "d.jsonl.zst").write_bytes(zstandard.compress(lines[3][:100]) + zstandard.compress(lines[3][100:]))
+    (folder / "e.txt").write_text(parts[4][0], encoding="utf-8")
+    (folder / "f.txt").write_text("\n")
+    pq.write_table(pa.table({"text": ["last"]}), folder / "g.parquet")  # other columns than a.parquet
+    (folder / "h.bin").write_bytes(b"not text")
+    return [*parts[0], *parts[1], *parts[2], *parts[3], parts[4][0], "last"]
+
+
+def test_stopped_anywhere_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = mixed(tmp_path / "text")
+    source = find_source(experiment(tmp_path / "text").data)
+    for limit, least in (("BATCH", 3), ("BATCH_BYTES", 150)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sources, limit, least)
+            whole = list(source.batches(BadRecords(False)))
+            assert [document.data.decode() for batch, _ in whole for document in batch] == made
+            assert all(document.key == hash64(document.data) for batch, _ in whole for document in batch)
+            for i, (_, place) in enumerate(whole, start=1):
+                assert list(source.batches(BadRecords(False), json.loads(json.dumps(place)))) == whole[i:]
+            assert len(whole) > 8
+
+
+def test_bad_records_are_counted_up_to_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the count was when a batch came belongs to its place: no reading counts a record that is after it."""
+    monkeypatch.setattr(sources, "BATCH", 2)
+    lines = [json.dumps({"text": str(i)}) if i % 3 else "{broken" for i in range(30)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")  # the schema changes
+    jsonl(tmp_path / "c.jsonl", ["last"])
+    source = find_source(experiment(tmp_path).data)
+    bad = BadRecords(True)
+    seen = [(place, bad.count) for _, place in source.batches(bad)]
+    assert bad.count == 11
+    for place, count in seen:
+        again = BadRecords(True)
+        again.count = count
+        list(source.batches(again, place))
+        assert again.count == 11
+    with pytest.raises(RequestError, match=r"a\.jsonl:1: not JSON"):
+        list(source.batches(BadRecords(False)))
+    (tmp_path / "a.jsonl").write_text("")
+    with pytest.raises(RequestError, match=r"b\.parquet:1: no column 'text'; it has body"):
+        list(source.batches(BadRecords(False)))
+
+
 def test_hidden_files_are_left_out(tmp_path: Path) -> None:
     jsonl(tmp_path / "a.jsonl", sentences(3))
     jsonl(tmp_path / ".b.jsonl", sentences(3))
@@ -131,7 +192,7 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="neither a regular file nor a folder"):
             opened(tmp_path / name)
     with pytest.raises(RequestError, match="neither a regular file nor a folder"):
-        read_hf(str(tmp_path / "b.jsonl"))
+        Recipe(experiment(tokenizer="hf", tokenizer_path=tmp_path / "b.jsonl").tokenizer)
     (tmp_path / "e.txt").symlink_to("gone")
     with pytest.raises(RequestError, match=r"cannot read .*e\.txt"):
         opened(tmp_path)
@@ -142,4 +203,4 @@ def test_a_path_that_cannot_be_is_named(path: str) -> None:
     with pytest.raises(RequestError, match=re.escape(f"data.path={path}: ")):
         opened(Path(path))
     with pytest.raises(RequestError, match=re.escape(f"tokenizer.path={path}: ")):
-        read_hf(path)
+        Recipe(experiment(tokenizer="hf", tokenizer_path=Path(path)).tokenizer)

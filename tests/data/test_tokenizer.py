@@ -4,16 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
 from abovemup.config.errors import RequestError
 from abovemup.data import tokenizer as tokenizers
-from abovemup.data.tokenizer import END_OF_TEXT, ByteTokenizer, FastTokenizer, cut_text, load_fast, read_hf, train_bpe
+from abovemup.data.recipe import RANKED, load_fast, load_ranks, train_bpe
+from abovemup.data.tokenizer import END_OF_TEXT, ByteTokenizer, FastTokenizer, Tokenizer, cut_text
 
 CODE = [Path(np.__file__).read_text(), Path(json.__file__).read_text(), Path(os.__file__).read_text()]
 TRAINED = train_bpe(CODE, 600)
@@ -21,6 +24,37 @@ BPE = load_fast(TRAINED, cuttable=True)
 SPACES = load_fast(
     train_bpe(["a  \n\n\n\n  \n\n\n \n \n.\n\n\ta's\n"] * 9, 300), cuttable=True
 )  # merges runs of spaces
+
+
+def ranks(trained: str) -> str:
+    """The same merges as `tiktoken` writes them: a token's bytes in base64, and its rank."""
+    shown = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    hidden = [b for b in range(256) if b not in shown]
+    byte = {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
+    vocab = sorted(json.loads(trained)["model"]["vocab"].items(), key=lambda item: item[1])
+    return "".join(f"{b64encode(bytes(byte[c] for c in name)).decode()} {i}\n" for name, i in vocab)
+
+
+def with_pattern(trained: str, pattern: str) -> FastTokenizer:
+    """The same merges in words that `pattern` cuts, by the `tokenizers` library."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+
+    tokenizer = load_fast(trained, cuttable=False)
+    words = Split(Regex(pattern), "isolated")
+    tokenizer.inner.pre_tokenizer = Sequence([words, ByteLevel(add_prefix_space=False, use_regex=False)])
+    return tokenizer
+
+
+LLAMA3, GPT2 = (load_ranks(name, ranks(TRAINED), "ranks") for name in ("llama3", "gpt2"))
+TOKENIZERS: dict[str, Tokenizer] = {
+    "byte": ByteTokenizer(),
+    "bpe": BPE,
+    "hf": with_pattern(TRAINED, RANKED["llama3"][0]),
+    "llama3": LLAMA3,
+    "gpt2": GPT2,
+}
+every = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
 UTF8 = st.text(alphabet=st.characters(codec="utf-8"))
 SPACED = st.text(alphabet=st.sampled_from("ab1 '\n\r\t\x0b\x1c\x85\u2028\u3000.é字🦙"), max_size=60)
 
@@ -32,53 +66,70 @@ def test_bytes_give_back_any_bytes(data: bytes) -> None:
     assert ByteTokenizer().decode(ids.tolist()) == data.decode("utf-8", "replace")
 
 
-@given(UTF8 | SPACED)
-def test_bpe_gives_back_any_text(text: str) -> None:
-    (ids,) = BPE.encode_documents([text.encode()])
-    assert BPE.decode(ids.tolist()) == text
-    assert BPE.encode(text) == ids.tolist()
-    assert BPE.eot not in ids
-
-
-@given(UTF8 | SPACED, st.integers(0, 80))
-def test_bytes_are_counted_wherever_a_window_cuts(text: str, place: int) -> None:
-    for tokenizer in (BPE, ByteTokenizer()):
-        ids = np.array([*tokenizer.encode(text), tokenizer.eot], np.int64)
-        assert tokenizer.count_bytes(ids[:place]) + tokenizer.count_bytes(ids[place:]) == len(text.encode())
-    foreign = load_fast(TRAINED, cuttable=False)
-    rows = np.array([[*foreign.encode(text), foreign.eot]] * 2, np.int64)
-    assert foreign.count_bytes(rows) == 2 * len(text.encode())
-
-
-def test_awkward_places_of_unicode() -> None:
-    text = "\ufeff\u2028\u2029\x85\x00\r\n\r e\u0301 \u202eשלום مرحبا\u200d🧑‍🚀 \U0010ffff \x7f"
-    assert BPE.decode(BPE.encode(text)) == text
-    assert ByteTokenizer().decode(ByteTokenizer().encode(text)) == text
-
-
-def test_invalid_bytes_are_replacement_characters_to_a_bpe() -> None:
-    (ids,) = BPE.encode_documents([b"a\xffb"])
-    assert BPE.decode(ids.tolist()) == "a\ufffdb"
-
-
-@pytest.mark.parametrize("tokenizer", [BPE, ByteTokenizer()])
-def test_special_strings_in_a_text_are_text(tokenizer: FastTokenizer | ByteTokenizer) -> None:
-    text = f"a {END_OF_TEXT} b{END_OF_TEXT}"
-    ids = tokenizer.encode(text)
+@every
+@given(text=UTF8 | SPACED)
+def test_any_text_is_given_back(tokenizer: Tokenizer, text: str) -> None:
+    (ids,) = tokenizer.encode_documents([text.encode()])
+    assert ids.dtype == np.uint32
+    assert tokenizer.decode(ids.tolist()) == text
+    assert tokenizer.encode(text) == ids.tolist()
     assert tokenizer.eot not in ids
-    assert tokenizer.eot not in tokenizer.encode_documents([text.encode()])[0]
+
+
+@every
+@given(text=UTF8 | SPACED, place=st.integers(0, 80))
+def test_bytes_are_counted_wherever_a_window_cuts(tokenizer: Tokenizer, text: str, place: int) -> None:
+    ids = np.array([*tokenizer.encode(text), tokenizer.eot], np.int64)
+    if tokenizer is TOKENIZERS["hf"]:  # whose tokens need not be bytes
+        assert tokenizer.count_bytes(np.array([ids, ids])) == 2 * len(text.encode())
+    else:
+        assert tokenizer.count_bytes(ids[:place]) + tokenizer.count_bytes(ids[place:]) == len(text.encode())
+
+
+@given(UTF8 | SPACED)
+def test_two_libraries_agree(text: str) -> None:
+    """`tiktoken` from ranks and `tokenizers` from merges, with GPT-2's pattern and with Llama 3's."""
+    assert GPT2.encode(text) == BPE.encode(text)
+    assert LLAMA3.encode(text) == TOKENIZERS["hf"].encode(text)
+
+
+@every
+def test_awkward_places_of_unicode(tokenizer: Tokenizer) -> None:
+    text = "\ufeff\u2028\u2029\x85\x00\r\n\r e\u0301 \u202eשלום مرحبا\u200d🧑‍🚀 \U0010ffff \x7f\ufffe\x1c\x1f"
+    (ids,) = tokenizer.encode_documents([text.encode()])
+    assert tokenizer.decode(ids.tolist()) == tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a?b"  # what JSON can hold and UTF-8 cannot
+    assert [len(ids) for ids in tokenizer.encode_documents([b"", b"", b"a"])] == [0, 0, 1]
+
+
+@every
+def test_invalid_bytes_are_replacement_characters(tokenizer: Tokenizer) -> None:
+    for data in (b"a\xffb", b"\xed\xa0\x80", b"\xf0\x9f", b"\xc0\x80\x00"):
+        (ids,) = tokenizer.encode_documents([data])
+        assert tokenizer.decode(ids.tolist()) == data.decode("utf-8", "replace")
+
+
+@every
+def test_special_strings_in_a_text_are_text(tokenizer: Tokenizer) -> None:
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "</s>", END_OF_TEXT]
+    text = f"a {END_OF_TEXT} b" + "".join(special) + END_OF_TEXT
+    ids = tokenizer.encode(text)
+    assert max(ids) < tokenizer.eot - (tokenizer is LLAMA3)  # all special ids are above the others
+    assert tokenizer.encode_documents([text.encode()])[0].tolist() == ids
     assert tokenizer.decode(ids) == text
-    assert tokenizer.decode([tokenizer.eot]) == END_OF_TEXT
+    assert tokenizer.decode([tokenizer.eot]) == ("<|end_of_text|>" if tokenizer is LLAMA3 else END_OF_TEXT)
 
 
 def test_ids_of_padded_rows_can_be_decoded() -> None:
     assert ByteTokenizer().decode([97, 300, 98]) == "a\ufffdb"
     assert BPE.decode([*BPE.encode("ab"), 5000]).startswith("ab")
+    assert GPT2.decode([*GPT2.encode("ab"), 600, *GPT2.encode("b")]) == "ab\ufffdb"
 
 
 def test_sizes() -> None:
     assert (ByteTokenizer.size, ByteTokenizer.eot) == (257, 256)
-    assert (BPE.size, BPE.eot) == (600, 599)
+    assert (BPE.size, BPE.eot) == (GPT2.size, GPT2.eot) == (600, 599)
+    assert (LLAMA3.size, LLAMA3.eot) == (599 + 256, 600)
     smallest = load_fast(train_bpe(CODE, 257), cuttable=True)
     assert (smallest.size, smallest.eot) == (257, 256)
     few = load_fast(train_bpe(["ab ab"], 1000), cuttable=True)
@@ -89,7 +140,7 @@ def test_sizes() -> None:
 
 def test_training_is_a_function_of_the_texts_whatever_the_threads() -> None:
     code = (
-        "import json, os, sys, numpy as np\nfrom pathlib import Path\nfrom abovemup.data.tokenizer import train_bpe\n"
+        "import json, os, sys, numpy as np\nfrom pathlib import Path\nfrom abovemup.data.recipe import train_bpe\n"
         "texts = [Path(m.__file__).read_text() for m in (np, json, os)]\n"
         "sys.stdout.write(train_bpe(texts, 600))"
     )
@@ -115,46 +166,20 @@ def test_a_long_text_is_cut() -> None:
     assert BPE.encode_documents([text.encode()])[0].tolist() == BPE.encode(text)
 
 
-def save(folder: Path, special: str, config: dict[str, object] | None = None) -> Path:
-    from tokenizers import Tokenizer
-
-    inner = Tokenizer.from_str(TRAINED.replace(END_OF_TEXT, special))
-    inner.enable_truncation(4)
-    inner.enable_padding(length=9)
-    folder.mkdir(exist_ok=True)
-    inner.save(str(folder / "tokenizer.json"))
-    if config is not None:
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
-def load(path: Path) -> FastTokenizer:
-    text, config, found = read_hf(str(path))
-    return load_fast(text, False, config, str(found))
+@given(st.text(st.sampled_from("ab 1.'\n\t"), max_size=40) | SPACED, st.integers(1, 8))
+def test_cutting_is_where_no_match_goes_on(text: str, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizers, "CHUNK", chunk)
+        pieces = list(cut_text(text))
+        bounded = list(cut_text(text, longest=2 * chunk))
+    for pattern, _ in RANKED.values():
+        words = regex.compile(pattern.replace("$", r"\Z")).findall
+        assert [word for piece in pieces for word in words(piece)] == words(text)
+    assert "".join(bounded) == text
+    assert all(len(piece) <= 2 * chunk for piece in bounded)
 
 
-def test_hf_reads_a_file_or_folder_without_truncation_or_padding(tmp_path: Path) -> None:
-    folder = save(tmp_path / "hf", "<|end_of_text|>")
-    for path in (folder, folder / "tokenizer.json"):
-        mine = load(path)
-        text = "a longer text <|end_of_text|> than four ids"
-        assert mine.encode(text) == BPE.encode(text)
-        assert mine.decode([mine.eot]) == "<|end_of_text|>"
-
-
-def test_hf_end_of_text_is_found_or_asked_for(tmp_path: Path) -> None:
-    folder = save(tmp_path / "hf", "<STOP>")
-    with pytest.raises(RequestError, match=r"(?s)no end-of-text token.*eos_token"):
-        load(folder)
-    for named in ("<STOP>", {"content": "<STOP>", "lstrip": False}):
-        assert load(save(folder, "<STOP>", {"eos_token": named})).eot == 599
-
-
-def test_hf_refusals_name_the_path(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"tokenizer\.path"):
-        read_hf(None)
-    with pytest.raises(RequestError, match=r"nowhere.*No such file"):
-        read_hf(str(tmp_path / "nowhere"))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(RequestError, match=r"tokenizer\.json is not a tokenizer\.json"):
-        load(tmp_path)
+@pytest.mark.parametrize("tokenizer", [LLAMA3, GPT2, BPE], ids=["llama3", "gpt2", "bpe"])
+@pytest.mark.parametrize("text", ["a" * 200_000, " " * 1_000_000, "字" * 150_000], ids=["letters", "spaces", "kanji"])
+def test_a_very_long_run_of_one_character(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode_documents([text.encode()])[0].tolist()) == text

@@ -19,7 +19,7 @@ def write(path: Path, steps: range, after: int | None = None) -> None:
     sink = JsonlSink(path, after)
     for step in steps:
         sink.log(row(step))
-    sink.flush(sync=True)
+    sink.sync()
 
 
 def steps(path: Path) -> list[float | int]:

@@ -19,6 +19,7 @@ from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Tracking
 from abovemup.tracking import wandb
 from abovemup.tracking.jsonl import JsonlSink, rewind
+from abovemup.tracking.summary import write_summary
 from abovemup.tracking.wandb import WandbSink, logged_in, push
 from abovemup.tracking.wandb_helper import follow, per_role
 
@@ -31,7 +32,7 @@ def tell(**what):
 def Settings(**settings):
     return settings
 class Run:
-    url = "https://wandb.test/run"
+    url = None
     class summary:
         @staticmethod
         def update(values): tell(summary=values)
@@ -41,6 +42,8 @@ class Run:
 def init(**what):
     tell(init=what)
     print("wandb: chatter")
+    if what["mode"] == "online":
+        Run.url = "https://wandb.test/run"
     MIDDLE
     return Run()
 def teardown(): tell(teardown=True)
@@ -67,6 +70,7 @@ class Fake:
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Fake]:
+    monkeypatch.setattr(wandb, "LIMIT", 60.0)  # on however busy a machine
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
     def make(middle: str = "pass") -> Fake:
@@ -84,19 +88,19 @@ def tracking(**changes: Any) -> Tracking:
     return Tracking(**defaults | changes)
 
 
-def new_run(tmp_path: Path) -> Path:
+def new_run(tmp_path: Path, **changes: Any) -> Path:
     run_dir = tmp_path / "my run"
     run_dir.mkdir()
-    (run_dir / "config.yaml").write_text(yaml.safe_dump({"lr": 0.5, "tracking": vars(tracking())}))
+    (run_dir / "config.yaml").write_text(yaml.safe_dump({"lr": 0.5, "tracking": vars(tracking(**changes))}))
+    write_summary(run_dir / "summary.json", {"status": "running"})
     return run_dir
 
 
 def leg(run_dir: Path, steps: range, notes: list[str], after: int | None = None, **changes: Any) -> WandbSink:
     """Log `steps`; the sink is not closed yet."""
     rows = JsonlSink(run_dir / "metrics.jsonl", after)
-    limit = changes.pop("limit", 60.0)
     experiment: Any = SimpleNamespace(tracking=tracking(**changes))
-    sink = WandbSink(run_dir, experiment, notes.append, limit)
+    sink = WandbSink(run_dir, experiment, notes.append)
     for step in steps:
         record = {"step": step, "tokens": 8 * step, "loss": math.inf if step == 3 else 1 / (1 + step)}
         rows.log(record)
@@ -104,13 +108,19 @@ def leg(run_dir: Path, steps: range, notes: list[str], after: int | None = None,
     return sink
 
 
-END = {"status": "finished", "loss": math.nan, "sample": "text", "steps": 6}
+END = {"status": "finished", "loss": math.nan, "steps": 6}
+
+
+def end(sink: WandbSink, summary: dict[str, Any] = END) -> None:
+    """As a run does: its summary is written before its sinks are closed."""
+    write_summary(sink.run_dir / "summary.json", summary)
+    sink.close(summary)
 
 
 def test_each_row_once_with_our_axes_and_the_summary(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     seen, run_dir, notes = fake(), new_run(tmp_path), list[str]()
     sink = leg(run_dir, range(7), notes)
-    sink.close(END)
+    end(sink)
     assert seen.told("step") == list(range(7))
     assert [row["tokens"] for row in seen.told("row")] == [8 * step for step in range(7)]
     assert seen.told("row")[3]["loss"] == math.inf
@@ -119,7 +129,7 @@ def test_each_row_once_with_our_axes_and_the_summary(tmp_path: Path, fake: Calla
     assert seen.told("exit_code") == [0]
     assert seen.told("teardown")
     (init,) = seen.told("init")
-    assert init["config"] == {"lr": 0.5, "tracking": vars(tracking()), "leg": 1}
+    assert init["config"] == {"lr": 0.5, "tracking": vars(tracking())}
     assert (init["mode"], init["project"], init["tags"], init["group"]) == ("offline", "p", ["a"], "my run")
     settings = init["settings"]
     assert (settings["console"], settings["silent"], settings["save_code"]) == ("off", True, False)
@@ -127,7 +137,7 @@ def test_each_row_once_with_our_axes_and_the_summary(tmp_path: Path, fake: Calla
     assert settings["disable_code"]
     assert len(notes) == 1  # the one line that says how to sync
     assert f"wandb sync '{run_dir}/wandb'/offline-run-*-{init['id']}" in notes[0]
-    sink.close(END)
+    end(sink)
     assert len(notes) == 1
 
 
@@ -135,17 +145,17 @@ def test_online_the_url_is_said(tmp_path: Path, fake: Callable[..., Fake], monke
     seen, notes = fake(), list[str]()
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     sink = leg(new_run(tmp_path), range(3), notes, mode="online")
-    sink.close(END)
+    end(sink)
     assert notes == ["W&B: https://wandb.test/run"]
-    assert sink.describe() == "https://wandb.test/run"
+    assert sink.where == "https://wandb.test/run"
     assert seen.told("init")[0]["mode"] == "online"
 
 
 def test_case_79_the_second_leg_is_a_new_run_with_the_whole_curve(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     seen, run_dir, notes = fake(), new_run(tmp_path), list[str]()
-    leg(run_dir, range(7), notes).close({"status": "interrupted"})
+    end(leg(run_dir, range(7), notes), {"status": "interrupted"})
     rewind(run_dir / "metrics.jsonl", 4)
-    leg(run_dir, range(5, 10), notes, after=4).close(END)
+    end(leg(run_dir, range(5, 10), notes, after=4))
     first, second = seen.told("init")
     name, _, number = first["id"].rpartition("-")
     assert (number, second["id"]) == ("1", f"{name}-2")
@@ -154,62 +164,56 @@ def test_case_79_the_second_leg_is_a_new_run_with_the_whole_curve(tmp_path: Path
     assert seen.told("exit_code") == [1, 0]
 
 
-def test_a_hanging_wandb_is_left_behind(tmp_path: Path, fake: Callable[..., Fake]) -> None:
+def test_a_hanging_wandb_is_left_behind(
+    tmp_path: Path, fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb, "LIMIT", 0.2)
     seen, run_dir, notes = fake("time.sleep(100_000)"), new_run(tmp_path), list[str]()
-    sink = leg(run_dir, range(3), notes, limit=0.2)
+    sink = leg(run_dir, range(3), notes)
     process = sink.process
     assert process is not None
     seen.wait_for("init")
-    sink.close(END)
+    end(sink)
     assert process.returncode == -signal.SIGKILL
-    assert notes[1:] == [
-        f"W&B did not finish in 0.2 s and was stopped; `abovemup runs push '{run_dir}'` uploads the whole run."
-    ]
+    assert notes[1:] == [f"W&B: not finished in 0.2 s; `abovemup runs push '{run_dir}'` uploads the whole run"]
 
 
-def test_a_wandb_that_does_not_even_listen_is_left_behind(tmp_path: Path, fake: Callable[..., Fake]) -> None:
+def test_a_wandb_that_does_not_even_listen_is_left_behind(
+    tmp_path: Path, fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wandb, "LIMIT", 0.2)
     fake("os.kill(os.getpid(), 19)")  # SIGSTOP
     notes: list[str] = []
-    leg(new_run(tmp_path), range(3), notes, limit=0.2).close({"status": "finished", "much": "x" * 10_000})
+    end(leg(new_run(tmp_path), range(3), notes), {"status": "finished", "much": "x" * 10_000})
     assert len(notes) == 2
 
 
-FAIL_ONLINE = f"if what['mode'] == 'online': raise RuntimeError('no network for {KEY}\\nmore {KEY}')"
+FAIL = f"raise RuntimeError('no network for {KEY}\\nmore {KEY}')"
 
 
-def test_no_network_goes_on_offline_and_says_no_key(
+def test_trouble_is_one_line_that_names_the_fix_and_no_key(
     tmp_path: Path, fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.delenv("WANDB_MODE")
-    seen, run_dir, notes = fake(FAIL_ONLINE), new_run(tmp_path), list[str]()
+    seen, run_dir, notes = fake(FAIL), new_run(tmp_path), list[str]()
     sink = leg(run_dir, range(5), notes, mode="auto")
     assert notes == []
-    sink.close(END)
-    assert [init["mode"] for init in seen.told("init")] == ["online", "offline"]
-    assert seen.told("step") == list(range(5))
-    assert seen.told("summary")[0]["steps"] == 6
-    assert notes == ["W&B: RuntimeError: no network for ***; starting again, offline"]
-    assert "offline-run-" in sink.describe()
+    end(sink)
+    assert [init["mode"] for init in seen.told("init")] == ["online"]
+    lost = f"RuntimeError: no network for ***; `abovemup runs push '{run_dir}'` uploads the whole run"
+    assert (sink.where, notes) == (lost, [f"W&B: {lost}"])
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and "fake" not in p.parts and KEY in p.read_text()]
 
 
-def test_a_wandb_that_breaks_while_it_runs_starts_again(tmp_path: Path, fake: Callable[..., Fake]) -> None:
-    broken = "Run.log = lambda self, row, step, commit: 1 / 0 if step == 2 and len(seen) < 3 else tell(step=step)"
-    seen = fake(f"seen = open(os.environ['FAKE_WANDB']).readlines(); {broken}")
-    notes: list[str] = []
-    leg(new_run(tmp_path), range(5), notes).close(END)
-    assert seen.told("step") == [0, 1, 0, 1, 2, 3, 4]
-    assert "ZeroDivisionError" in notes[1]
-
-
-def test_a_wandb_that_never_works_is_said_and_nothing_else(tmp_path: Path, fake: Callable[..., Fake]) -> None:
-    fake("raise RuntimeError('broken')")
+def test_a_wandb_that_breaks_while_it_runs(tmp_path: Path, fake: Callable[..., Fake]) -> None:
+    fake("Run.log = lambda self, row, step, commit: 1 / (2 - step)")
     notes: list[str] = []
     sink = leg(new_run(tmp_path), range(5), notes)
-    sink.close(END)
-    assert [note.count("RuntimeError: broken") for note in notes] == [0, 1, 1]
-    assert "abovemup runs push" in sink.describe()
+    end(sink)
+    assert len(notes) == 2
+    assert "ZeroDivisionError: division by zero; `abovemup runs push" in notes[1]
+    assert sink.where in notes[1]
 
 
 def test_rows_arrive_when_the_run_is_killed(tmp_path: Path, fake: Callable[..., Fake]) -> None:
@@ -228,13 +232,17 @@ def test_rows_arrive_when_the_run_is_killed(tmp_path: Path, fake: Callable[..., 
     finally:
         release.touch()
     assert seen.told("step") == list(range(5))
-    assert seen.told("summary") == [{"status": "killed"}]
+    assert seen.told("summary") == [{"status": "running"}]  # the last that it said of itself
     assert seen.told("exit_code") == [1]
 
 
-def test_no_helper_stays_behind_a_dead_run() -> None:
-    code = "import time; from abovemup.tracking.wandb_helper import outlive; outlive(0, by=0); time.sleep(100_000)"
-    assert subprocess.run([sys.executable, "-c", code], env=in_tests()).returncode == 1
+def test_no_helper_hangs_for_ever(tmp_path: Path, fake: Callable[..., Fake]) -> None:
+    fake("time.sleep(100_000)")
+    code = "import sys; from abovemup.tracking import wandb_helper; wandb_helper.PATIENCE = 1; wandb_helper.main()"
+    run_dir = new_run(tmp_path)
+    (run_dir / "wandb").mkdir()
+    arguments = [sys.executable, "-c", code, str(run_dir), "offline", "id-1", str(os.getpid())]
+    assert subprocess.run(arguments, env=in_tests()).returncode == -signal.SIGALRM
 
 
 def test_ctrl_c_and_sigterm_do_not_reach_the_helper(tmp_path: Path, fake: Callable[..., Fake]) -> None:
@@ -245,7 +253,7 @@ def test_ctrl_c_and_sigterm_do_not_reach_the_helper(tmp_path: Path, fake: Callab
     assert os.getpgid(sink.process.pid) != os.getpgid(0)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         sink.process.send_signal(signum)
-    sink.close(END)
+    end(sink)
     assert seen.told("step") == [0, 1, 2]
     assert seen.told("exit_code") == [0]
 
@@ -259,7 +267,7 @@ def test_what_surrounds_the_run_does_not_leak_into_it(
     for name in foreign:
         monkeypatch.setenv(name, "somebody/else")
     seen = fake("tell(env=sorted(os.environ))")
-    leg(new_run(tmp_path), range(2), []).close(END)
+    end(leg(new_run(tmp_path), range(2), []))
     assert not (foreign | {"WANDB_MODE"}) & set(seen.told("env")[0])
     assert seen.told("step") == [0, 1]
 
@@ -269,8 +277,8 @@ def test_off_is_off(tmp_path: Path, changes: dict[str, Any]) -> None:
     notes: list[str] = []  # auto: WANDB_MODE is disabled in tests
     run_dir = new_run(tmp_path)
     sink = leg(run_dir, range(3), notes, **changes)
-    sink.close(END)
-    assert (sink.process, sink.describe(), notes) == (None, "off", [])
+    end(sink)
+    assert (sink.process, sink.where, notes) == (None, None, [])
     assert not (run_dir / "wandb").exists()
 
 
@@ -287,8 +295,8 @@ def test_without_wandb_installed_the_run_is_local(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "wandb", None)
     notes: list[str] = []
     sink = leg(new_run(tmp_path), range(3), notes)
-    sink.close(END)
-    assert sink.describe() == "off"
+    end(sink)
+    assert sink.where is None
     assert len(notes) == 1
     assert "not installed" in notes[0]
     assert "\n" not in notes[0]
@@ -299,7 +307,7 @@ def test_online_without_a_key_goes_offline(
 ) -> None:
     seen = fake()
     notes: list[str] = []
-    leg(new_run(tmp_path), range(3), notes, mode="online").close(END)
+    end(leg(new_run(tmp_path), range(3), notes, mode="online"))
     assert "wandb login" in notes[0]
     assert [init["mode"] for init in seen.told("init")] == ["offline"]
 
@@ -323,10 +331,9 @@ def test_logged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_push_uploads_the_whole_run(tmp_path: Path, fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch) -> None:
     seen, run_dir = fake(), new_run(tmp_path)
-    leg(run_dir, range(5), [], name="local").close(END)
-    with pytest.raises(RequestError, match=r"no summary\.json"):
+    with pytest.raises(RequestError, match=r"no metrics\.jsonl"):
         push(run_dir)
-    (run_dir / "summary.json").write_text('{"status": "finished", "loss": "nan"}')
+    end(leg(run_dir, range(5), [], name="local"))
     with pytest.raises(RequestError, match="wandb login"):
         push(run_dir)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
@@ -336,14 +343,13 @@ def test_push_uploads_the_whole_run(tmp_path: Path, fake: Callable[..., Fake], m
     first, second = seen.told("init")
     assert first["id"] == second["id"]
     assert first["id"].endswith("-push")
-    assert seen.told("summary") == 2 * [{"status": "finished", "loss": "nan"}]
+    assert seen.told("summary") == 2 * [{"status": "finished", "loss": "nan", "steps": 6}]
 
 
 def test_a_push_that_fails_says_why(tmp_path: Path, fake: Callable[..., Fake], monkeypatch: pytest.MonkeyPatch) -> None:
-    fake(FAIL_ONLINE)
+    fake(FAIL)
     run_dir = new_run(tmp_path)
-    leg(run_dir, range(5), [], name="local").close(END)
-    (run_dir / "summary.json").write_text('{"status": "finished"}')
+    end(leg(run_dir, range(5), [], name="local"))
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     with pytest.raises(RunFailed, match=r"no network for \*\*\*") as error:
         push(run_dir)
@@ -392,27 +398,25 @@ def test_more_norms_are_grouped_by_role_and_norm() -> None:
 
 
 def test_all_layers_on_request(tmp_path: Path, fake: Callable[..., Fake]) -> None:
-    seen, run_dir = fake(), new_run(tmp_path)
+    seen, run_dir = fake(), new_run(tmp_path, layers="all")
     record = {"step": 0, "tokens": 0, "norm/layers.0.a/rms_to_rms": 1.0}
     JsonlSink(run_dir / "metrics.jsonl").log(record)
-    experiment: Any = SimpleNamespace(tracking=tracking(layers="all"))
-    WandbSink(run_dir, experiment, print, 60.0).close(END)
+    experiment: Any = SimpleNamespace(tracking=tracking())
+    end(WandbSink(run_dir, experiment, print))
     assert seen.told("row") == [record]
 
 
 def test_following_waits_for_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    parts = [None, '{"step": 0}\n{"st', 'ep": 1}\n', "", '{"step": 2}\n{"step"']
+    path.touch()
+    parts = ['{"step": 0}\n{"st', 'ep": 1}\n', "", '{"step": 2}\n{"step"']
 
-    def growing() -> Any:
-        for part in parts:
-            if part is not None:
-                with path.open("a") as file:
-                    file.write(part)
-            yield False
-        yield True
+    def over() -> bool:
+        with path.open("a") as file:
+            file.write(parts.pop(0))
+        return not parts
 
-    assert [row["step"] for row in follow(path, growing())] == [0, 1, 2]
+    assert [row["step"] for row in follow(path, over)] == [0, 1, 2]
 
 
 # ---- the real wandb ----
@@ -444,9 +448,9 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 def test_two_real_offline_legs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     run_dir, notes = new_run(tmp_path), list[str]()
-    leg(run_dir, range(7), notes).close({"status": "interrupted"})
+    end(leg(run_dir, range(7), notes), {"status": "interrupted"})
     rewind(run_dir / "metrics.jsonl", 4)
-    leg(run_dir, range(5, 10), notes, after=4).close(END)
+    end(leg(run_dir, range(5, 10), notes, after=4))
     assert len(notes) == 2
     first, second = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))
     assert first.stem.removesuffix("-1") == second.stem.removesuffix("-2")
@@ -470,9 +474,9 @@ def test_a_real_service_that_is_terminated(tmp_path: Path) -> None:
         time.sleep(0.05)
     (pid,) = subprocess.run(["pgrep", "-f", service], capture_output=True, text=True).stdout.split()
     os.kill(int(pid), signal.SIGTERM)
-    sink.close(END)
-    last = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))[-1]
-    assert [row["step"] for row in rows_of(last)] == list(range(5))
+    end(sink)
+    assert len(notes) == 2
+    assert "abovemup runs push" in notes[1]
 
 
 def in_tests() -> dict[str, str]:

@@ -1,0 +1,140 @@
+"""How a tokenizer is made: trained here, or of the file of a published one."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from abovemup.config import schema
+from abovemup.config.errors import RequestError
+from abovemup.config.tokenizer_file import read_tokenizer
+from abovemup.data.tokenizer import END_OF_TEXT, ByteTokenizer, FastTokenizer, TiktokenTokenizer, Tokenizer
+
+# What published tokenizers call it, base models before chat models.
+END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<EOS>", "[EOS]")
+SAMPLE = 4_000_000  # bytes of train documents that a BPE is trained on
+SAMPLED = 256  # or all, if there are fewer
+# How a text is cut into words (GPT-2's pattern is tiktoken's, Llama 3's of its published tokenizer), and the special
+# ids after the ranks.
+RANKED = {
+    "gpt2": (r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s""", [END_OF_TEXT]),
+    "llama3": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ["<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(254))],
+    ),
+}
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
+    """A byte-level BPE with GPT-2's pattern as the text of a tokenizer.json: 256 bytes, merges, end of text last.
+
+    The same texts give the same bytes, whatever the number of threads. A small text gives fewer than `vocab_size`
+    ids. Raises RequestError below 257.
+    """
+    if vocab_size < 257:
+        raise RequestError(
+            f"tokenizer.vocab_size={vocab_size}: a byte-level BPE needs at least 257 (256 bytes, end of text)"
+        )
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    inner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=alphabet, show_progress=False)
+    inner.train_from_iterator(texts, trainer)
+    inner.add_special_tokens([END_OF_TEXT])
+    return str(inner.to_str())
+
+
+def load_fast(text: str, cuttable: bool, config: str | None = None, place: str = "tokenizer.json") -> FastTokenizer:
+    """A tokenizer of the text of its tokenizer.json. Raises RequestError when it is none or has no end of text."""
+    from tokenizers import Tokenizer
+
+    try:
+        inner = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises plain Exception
+        raise RequestError(f"{place} is not a tokenizer.json: {error}") from error
+    named = json.loads(config).get("eos_token") if config else None
+    named = named.get("content") if isinstance(named, dict) else named
+    for name in (*END_NAMES, named):
+        if name and (eot := inner.token_to_id(name)) is not None:
+            return FastTokenizer(inner, eot, cuttable)
+    raise RequestError(
+        f"{place} has no end-of-text token ({', '.join(END_NAMES)}): add one of these, "
+        "or name its own as eos_token in a tokenizer_config.json beside it"
+    )
+
+
+def load_ranks(name: str, text: str, place: str) -> TiktokenTokenizer:
+    """GPT-2's or Llama 3's tokenizer of its ranks: lines of a token in base64 and its rank. Raises RequestError."""
+    from tiktoken import Encoding
+
+    pattern, special = RANKED[name]
+    try:
+        ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, text.splitlines())}
+        ids = {token: len(ranks) + i for i, token in enumerate(special)}
+        inner = Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=ids)
+        return TiktokenTokenizer(inner, next(ids[end] for end in END_NAMES if end in ids))
+    except (ValueError, KeyError) as error:  # KeyError: a rank is missing
+        raise RequestError(f"{place} holds no ranks of tokenizer={name}: {error}") from error
+
+
+class Recipe:
+    """What makes the tokenizer, known before any text is read: enough to name a corpus. Plain data when pickled."""
+
+    def __init__(self, tokenizer: schema.Tokenizer) -> None:
+        """Raises RequestError for a tokenizer that is not there or is none."""
+        self.name, self.trained = tokenizer.name, tokenizer.name == "bpe"  # trained: on the text itself
+        self.identity: dict[str, Any] = {"name": tokenizer.name}
+        self.text, self.place = "", "tokenizer.json"  # of its file; of a trained one once it is loaded
+        self.config: str | None = None  # the text of tokenizer_config.json
+        self.loaded: Tokenizer | None = None
+        if self.trained:
+            sample, library = [SAMPLE, SAMPLED], version("tokenizers")
+            self.identity |= {"vocab_size": tokenizer.vocab_size, "sample": sample, "tokenizers": library}
+            self.size = tokenizer.vocab_size  # asked for: a small text gives fewer
+            return
+        if self.name != "byte":
+            self.text, self.config, self.place = read_tokenizer(self.name, tokenizer.path)
+            self.identity |= {"hash": text_hash(self.text), "config": text_hash(self.config or "")}
+        self.size = self.load().size
+        if self.size != tokenizer.vocab_size and self.name in RANKED:
+            what = f"has {self.size:,} ids and tokenizer={self.name} {tokenizer.vocab_size:,}"
+            raise RequestError(f"{self.place} {what}: tokenizer=hf reads any tokenizer.json")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"loaded": None}
+
+    def load(self, trained: str = "") -> Tokenizer:
+        """The tokenizer; `trained` is the tokenizer.json of a trained one."""
+        if self.loaded is None or (self.trained and trained != self.text):
+            self.text = trained if self.trained else self.text
+            if self.name == "byte":
+                self.loaded = ByteTokenizer()
+            elif self.name in RANKED and not self.text.lstrip().startswith("{"):
+                self.loaded = load_ranks(self.name, self.text, self.place)
+            else:
+                self.loaded = load_fast(self.text, self.trained, self.config, self.place)
+        return self.loaded
+
+
+def keep(tokenizer: object, run: Path) -> None:
+    """Put a tokenizer that was trained here into its run's folder: the data it comes from may change or go."""
+    if isinstance(tokenizer, FastTokenizer) and tokenizer.cuttable:
+        (run / "tokenizer.json").write_text(tokenizer.inner.to_str(), encoding="utf-8")
+
+
+def reopen(tokenizer: schema.Tokenizer, run: Path) -> Tokenizer:
+    """The tokenizer that a run was trained with. Raises RequestError when it is gone."""
+    if tokenizer.name == "bpe":
+        return load_fast(read_tokenizer("hf", str(run))[0], cuttable=True, place=str(run / "tokenizer.json"))
+    return Recipe(tokenizer).load()
+
+
+def text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
