@@ -94,6 +94,8 @@ def load(name: str, overrides: list[str], config_dir: Path | None) -> Ablation:
             axes[axis] = values(value)
         else:
             fixed[key] = value
+    if "data" in axes and "data.path" in fixed and "text" not in axes["data"]:
+        axes["data"].append("text")
     return Ablation(question, fixed, axes, [*arms], size, seeds, lr)
 
 
@@ -120,6 +122,8 @@ def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
     for chosen in itertools.product(*ablation.axes.values()):
         at = dict(zip(ablation.axes, chosen, strict=True))
         settings = ablation.fixed | {key: value for axis, value in at.items() for key in axis.split(",")}
+        if settings.get("data") not in (None, "text", "shards"):  # the path is for the arm that reads it
+            settings.pop("data.path", None)
         grid = ablation.lr.get(settings.get("optimizer", ""), ablation.lr.get("", []))
         if not grid:
             raise RequestError(f"no lr grid for optimizer={settings.get('optimizer')}: set optimizer.lr=log2range(..).")

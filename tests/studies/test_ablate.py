@@ -175,3 +175,14 @@ def test_an_ablation_of_ones_own(tmp_path: Path) -> None:
     mine.rename(tmp_path / "ablation" / "parameterization.yaml")
     with pytest.raises(RequestError, match="exists already"):
         files(tmp_path)
+
+
+def test_a_typed_path_is_one_more_data_set(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    small = ["model.width=16", "optimizer.lr=0.1", "train.seed=1"]
+    assert {p.arm for p in points(load("dataset", small, None), None)} == {("python",), ("synthetic",)}
+    asked = list(points(load("dataset", [*small, f"data.path={tmp_path}"], None), None))
+    assert [p.arm for p in asked] == [("python",), ("synthetic",), ("text",)]
+    assert [f"data.path={tmp_path}" in p.cell.overrides for p in asked] == [False, False, True]
+    plain = {p.arm: p.cell.name for p in points(load("dataset", small, None), None)}
+    assert all(p.cell.name == plain.get(p.arm, p.cell.name) for p in asked)  # the other arms are the same cells
