@@ -103,7 +103,8 @@ def sentence(drifts: list[dict[str, Any]], change: str) -> str:
         ]
         parts += [f"{verdict}: {', '.join(told)}"] if told else []
     steps = "/".join(dict.fromkeys(f"{d['step']:g}" for d in drifts if "step" in d))
-    return f"The best lr {change} (transfers: it stays within {steps or 'a step'} octave): {'; '.join(parts)}."
+    within = f"{steps} octave" if steps else "a step of the grid"
+    return f"The best lr {change} (transfers: it stays within {within}): {'; '.join(parts)}."
 
 
 def by_arm(curves: list[Curve]) -> Iterator[list[Curve]]:
