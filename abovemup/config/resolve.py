@@ -13,7 +13,14 @@ from abovemup.config.values import Values, ratio, shown
 
 FFN = "11/4"  # the paper's 2.75, exact
 EVAL_TOKENS, EVAL_DOCUMENTS = 2**17, 200
-_READERS = ("text", "shards")  # they have a data.path
+_HUB = ("hub", "fineweb", "fineweb_edu", "fineweb2_rus", "fineweb2_tha", "nemotron_cc_v2")
+_OF_SOURCE = {  # key of data -> the sources that read it
+    "path": ("text", "shards"),
+    "repo": _HUB,
+    "revision": _HUB,
+    "subset": (*_HUB, "nemotron_cc"),
+    "url": ("nemotron_cc",),
+}
 _IDS = {"byte": 257, "gpt2": 50257, "llama3": 128256}  # what a tokenizer has
 _SMALL = 256  # width below which one thread is faster than several
 
@@ -48,11 +55,14 @@ def _names(c: Values) -> None:
 
 
 def _data(c: Values) -> None:
-    data, path = c["data.name"], c["data.path"]
-    if data in _READERS and path is None:
-        raise RequestError(f"data={data} reads a file or a folder: set data.path.")
-    if data not in _READERS and path is not None:
-        raise RequestError(f"data.path={path} is for data=text, not data={data}: add data=text.")
+    data = c["data.name"]
+    for key, sources in _OF_SOURCE.items():
+        value = c.get(f"data.{key}")
+        if value is None and data in sources and key in ("path", "repo"):
+            what = "a file or a folder" if key == "path" else "a data set of the hub"
+            raise RequestError(f"data={data} reads {what}: set data.{key}.")
+        if value is not None and data not in sources:
+            raise RequestError(f"data.{key}={value} is for data={sources[0]}, not data={data}: add data={sources[0]}.")
     if c["data.branching"] > (states := c["data.states"]):
         raise RequestError(f"data.branching={c['data.branching']} must be at most data.states={states}: use {states}.")
 
@@ -62,8 +72,8 @@ def _tokenizer(c: Values) -> None:
     if name in ("bpe", "byte") and path is not None:
         whose = f"is for tokenizer=hf, llama3 or gpt2, not tokenizer={name}"
         raise RequestError(f"tokenizer.path={path} {whose}: add tokenizer=hf.")
-    if name == "hf" and c["tokenizer.vocab_size"] is None:
-        c["tokenizer.vocab_size"] = vocab_size(path)
+    if name == "hf" and None in (path, c["tokenizer.vocab_size"]):
+        c["tokenizer.vocab_size"] = vocab_size(path)  # refuses no path
     size = c["tokenizer.vocab_size"]
     if size is None:
         raise RequestError("tokenizer.vocab_size is open: set it.")

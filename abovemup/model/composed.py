@@ -124,9 +124,9 @@ def rms(x: Tensor) -> Tensor:
     return x.square().mean(-1).sqrt()
 
 
-def spread(logits: Tensor) -> Tensor:
+def spread(x: Tensor) -> Tensor:
     """(..., V) -> (...): the largest difference of two."""
-    return logits.amax(-1) - logits.amin(-1)
+    return x.amax(-1) - x.amin(-1)
 
 
 def ascend(f: Callable[[Tensor], Tensor], x0: Tensor, steps: int, size: Callable[[Tensor], Tensor] = rms) -> float:
@@ -146,7 +146,9 @@ def ascend(f: Callable[[Tensor], Tensor], x0: Tensor, steps: int, size: Callable
 
     for start in x0:
         z = theory.sphere(start).requires_grad_()
-        climber = torch.optim.LBFGS([z], 1, steps, None, 0, 0, line_search_fn="strong_wolfe")  # no tolerance stops it
+        climber = torch.optim.LBFGS(  # no tolerance stops it
+            [z], max_iter=steps, tolerance_grad=0, tolerance_change=0, line_search_fn="strong_wolfe"
+        )
         climber.step(cast("Callable[[], float]", partial(loss, z)))
     return best
 
@@ -156,8 +158,9 @@ def lower_bounds(
 ) -> dict[tuple[str, str], float]:
     """What `ascend` reaches, by (layer, metric): of each half's output, and of the differences of two logits (`model`).
 
-    Metrics are `forward` and, given the weights `before` a step, `update`. Inputs are streams of `length` positions,
-    for the whole model of the RMS of its longest embedding. On the CPU in float64, from seeded Gaussian starts.
+    Metrics are `forward` and, given the weights `before` a step, `update`: of the same stream through both. Inputs are
+    streams of `length` positions, for the whole model of the RMS of its longest embedding (of the shorter of the two,
+    so that both have it). On the CPU in float64, from seeded Gaussian starts.
     """
     now, then = (copy.deepcopy(model).to("cpu", torch.float64) for _ in range(2))
     with torch.no_grad():
@@ -168,10 +171,7 @@ def lower_bounds(
     longest = min(theory.embedding(net.embedding.weight.detach()).value for net in (now, then))
 
     def whole(net: Llama, x: Tensor) -> Tensor:
-        x = longest * x[None]
-        for layer in net.layers:
-            x = layer(x, *rope)
-        return cast(Tensor, net.head(net.final_norm(x)))
+        return net.decode(longest * x[None])
 
     def half(name: str, net: Llama, x: Tensor) -> Tensor:
         module, normed = net.get_submodule(name), net.get_submodule(f"{name}_norm")(x[None])

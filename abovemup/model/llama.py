@@ -164,9 +164,12 @@ class Llama(nn.Module):
                 table.weight[self.ids :] = 0
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens)
-        cos, sin = rope_angles(tokens.shape[-1], self.cfg.head_dim, self.cfg.rope_theta, x)
         mask = None if self.eot is None else document_mask(tokens, self.eot)
+        return self.decode(self.embedding(tokens), mask)
+
+    def decode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """From behind the embedding on: streams (B, T, d), and which places look at which if not all earlier ones."""
+        cos, sin = rope_angles(x.shape[-2], self.cfg.head_dim, self.cfg.rope_theta, x)
         for layer in self.layers:
             x = layer(x, cos, sin, mask)
         logits: Tensor = self.head(self.final_norm(x))[..., : self.ids]

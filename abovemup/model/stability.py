@@ -38,12 +38,14 @@ class Row:
 
 
 def effective(model: Llama, weights: Mapping[str, Tensor]) -> dict[str, Affine]:
-    """Every layer as an input of RMS 1 meets it: multiplier and the norm's gain are in the weight."""
+    """Every layer as an input of RMS 1 meets it: multiplier and the norm's gain are in the weight, padded rows not."""
     layers: dict[str, Affine] = {}
     for name, module in model.named_modules():
         weight = weights.get(f"{name}.weight", weights["embedding.weight"] if name == "head" else None)
         if weight is None:
             continue
+        if name in ("embedding", "head"):
+            weight = weight[: model.ids]
         if isinstance(module, Linear):
             path = name.split(".")
             gain = weights.get(IN_NORMS[path[-1]][0].format(*path[1:2]) + ".weight")

@@ -21,7 +21,7 @@ from abovemup.config.schema import Experiment
 from abovemup.data.corpus import open_corpus
 from abovemup.geometry.roles import ROLE_NORM
 from abovemup.model.composed import lower_bounds
-from abovemup.model.layers import Embedding, Linear, rope_angles, rotate
+from abovemup.model.layers import Embedding, Linear, document_mask, rope_angles, rotate
 from abovemup.model.llama import Attention, Block, FeedForward, Llama
 from abovemup.model.stability import Row as Measured
 from abovemup.model.stability import report
@@ -179,7 +179,7 @@ def by_kind(values: dict[Key, Measured]) -> dict[Key, Measured]:
 @torch.no_grad()
 def activations(model: Llama, tokens: Tensor) -> tuple[dict[str, Tensor], dict[str, float], dict[str, float]]:
     """One forward pass over tokens (B, T): the output of each layer, half and block; the largest RMS of an input of
-    each module; the largest |scale q.k| of each attention."""
+    each module; the largest |scale q.k| of each attention. Without padded logits."""
     arrives: dict[str, Tensor] = {}
     gives: dict[str, Tensor] = {}
 
@@ -196,21 +196,23 @@ def activations(model: Llama, tokens: Tensor) -> tuple[dict[str, Tensor], dict[s
         for handle in handles:
             handle.remove()
     outputs, logits = {}, {}
+    seen = document_mask(tokens, -1 if model.eot is None else model.eot)
     for name, module in model.named_modules():
         if type(module) in SHOWN:
-            outputs[name + SHOWN[type(module)]] = gives[name]
+            outputs[name + SHOWN[type(module)]] = gives[name][..., : model.ids] if name == "head" else gives[name]
         if isinstance(module, FeedForward):
             outputs[f"{name}.middle"] = arrives[f"{name}.norm"]
         if isinstance(module, Attention):
-            logits[f"{name}.logits"] = largest_logit(module, gives[f"{name}.q_norm"], gives[f"{name}.k_norm"], model)
+            q, k = gives[f"{name}.q_norm"], gives[f"{name}.k_norm"]
+            logits[f"{name}.logits"] = largest_logit(module, q, k, model.cfg.rope_theta, seen)
     return outputs, {name: x.square().mean(-1).amax().sqrt().item() for name, x in arrives.items()}, logits
 
 
-def largest_logit(attention: Attention, q: Tensor, k: Tensor, model: Llama) -> float:
-    """max |scale q.k| over heads and pairs of positions that see each other; q, k (B, T, heads, head_dim)."""
-    cos, sin = rope_angles(q.shape[1], attention.head_dim, model.cfg.rope_theta, q)
+def largest_logit(attention: Attention, q: Tensor, k: Tensor, theta: float, seen: Tensor) -> float:
+    """max |scale q.k| over heads and what is `seen` (B, 1, T, T) from where; q, k (B, T, heads, head_dim)."""
+    cos, sin = rope_angles(q.shape[1], attention.head_dim, theta, q)
     q, k = rotate(q, cos, sin), rotate(k, cos, sin).repeat_interleave(q.shape[2] // k.shape[2], dim=2)
-    logits = torch.einsum("bthd,bshd->bhts", q, k).tril().abs()
+    logits = torch.einsum("bthd,bshd->bhts", q, k).where(seen, 0.0).abs()
     return attention.scale * logits.max().item()
 
 

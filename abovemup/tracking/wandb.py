@@ -45,7 +45,9 @@ def resolve_mode(tracking: Tracking, note: Callable[[str], None]) -> str:
     """`online`, `offline` or `disabled`; says in one line what the user would not expect."""
     mode: str = "disabled" if tracking.name == "local" else tracking.mode
     if mode == "auto":
-        mode = os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
+        mode = os.environ.get("WANDB_MODE", "")
+        if mode not in ("online", "offline", "disabled"):
+            mode = "online" if logged_in() else "offline"
     if mode != "disabled" and importlib.util.find_spec("wandb") is None:
         note("W&B: wandb is not installed, so this run is logged locally only (tracking=local says so on purpose).")
         return "disabled"
@@ -65,6 +67,7 @@ class WandbSink:
     def __init__(self, run_dir: Path, experiment: Experiment, note: Callable[[str], None]) -> None:
         self.run_dir, self.note = run_dir, note
         self.where: str | None = None
+        self.lost = False
         self.process: subprocess.Popen[bytes] | None = None
         self.said: Iterable[str] = ()
         mode = resolve_mode(experiment.tracking, note)
@@ -92,10 +95,12 @@ class WandbSink:
         with suppress(subprocess.TimeoutExpired):
             self.process.communicate(timeout=LIMIT)  # closes its stdin
         self._listen()
-        if self.process.returncode not in (0, 1):  # it hangs, or was killed; with 1 it has said why
+        if self.process.returncode is None:
             self.process.kill()  # wandb's service watches the helper and goes with it
             self.process.wait()
             self._lost(f"not finished in {LIMIT:g} s")
+        elif self.process.returncode and not self.lost:  # killed, or it could not even start
+            self._lost(f"the upload ended with code {self.process.returncode}")
         self.process = None
 
     def _listen(self) -> None:
@@ -107,6 +112,7 @@ class WandbSink:
                 self._lost(line)
 
     def _lost(self, why: str) -> None:
+        self.lost = True
         self.where = f"{why}; `abovemup runs push {shlex.quote(str(self.run_dir))}` uploads the whole run"
         self.note(f"W&B: {self.where}")
 

@@ -89,10 +89,13 @@ def save(folder: Path, state: State) -> Path:
         manifest = {"step": state.step, "tokens": state.tokens, "files": files}
         write_whole(aside / "manifest.json", json.dumps(manifest, indent=1) + "\n")
         _sync(aside)
-        if target.exists():  # the same step of an earlier leg: same bits, but whole again if it was damaged
-            _delete(target)
+        replaced = target.with_name(f".replaced-{target.name}")
+        shutil.rmtree(replaced, ignore_errors=True)
+        if target.exists():  # of an earlier leg; there is none only from here to the next line
+            target.rename(replaced)
         aside.rename(target)
         _sync(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

@@ -20,6 +20,7 @@ def generate(run: str, prompt: str, tokens: int, temperature: float, seed: int) 
         raise RequestError(f"{folder} has no whole checkpoint yet. Let it train until its first one.")
     coder = open_coder(exp, folder)
     model = Llama(exp.model, exp.parameterization)
+    model.eot = coder.eot if exp.data.pack == "document" else None
     weights = checkpoint.load_model(path)
     if exp.model.tie_embeddings:
         weights |= {"head.weight": weights["embedding.weight"]}

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from abovemup.model.composed import lower_bounds
 from abovemup.model.layers import document_mask
 from abovemup.model.llama import Llama
+from abovemup.model.stability import report
 from tests import tiny
 
 END = 60
@@ -70,7 +72,8 @@ def test_a_window_of_one_document_is_what_it_was() -> None:
 def padded(net: Llama, rows: int, tied: bool) -> Llama:
     """The same model in `rows` rows of embedding and head, those beyond its own full of noise."""
     ids = net.cfg.vocab_size
-    other = tiny.llama(seed=1, dtype=torch.float64, vocab_size=rows, tie_embeddings=tied)
+    placement = net.cfg.norm_placement
+    other = tiny.llama(seed=1, dtype=torch.float64, vocab_size=rows, tie_embeddings=tied, norm_placement=placement)
     with torch.no_grad():
         for p, q in zip(other.parameters(), net.parameters(), strict=True):
             p[: len(q)] = q
@@ -89,6 +92,25 @@ def test_padded_rows_take_no_part_in_the_loss(tied: bool) -> None:
         found = padded_gradients[name]
         torch.testing.assert_close(found[: len(gradient)], gradient, rtol=1e-11, atol=1e-13)
         assert (found[len(gradient) :] == 0).all()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_padded_rows_take_no_part_in_the_metrics(tied: bool) -> None:
+    """Zeros in them would be a logit to differ from, and move the mean row."""
+    settings = {"dtype": torch.float64, "tie_embeddings": tied, "norm_placement": "residual_only"}
+    net, moved = tiny.llama(**settings), tiny.llama(**settings, seed=5)
+    with torch.no_grad():
+        for one in (net, moved):
+            one.head.weight += 3
+    plain, wide = ({n: p.detach() for n, p in m.named_parameters()} for m in (moved, padded(moved, 80, tied)))
+    other = padded(net, 80, tied)
+    assert report(other, wide) == report(net, plain)
+    with torch.no_grad():
+        for table in (other.embedding, other.head):
+            table.weight[61:] = 0
+    assert report(other, wide) == report(net, plain)
+    found, expected = (lower_bounds(m, b, 2, 1) for m, b in ((other, wide), (net, plain)))
+    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_padded_rows_start_as_zeros_and_the_others_as_ever() -> None:

@@ -127,6 +127,19 @@ def test_activations_are_those_of_the_model(placement: str) -> None:
     assert torch.equal(outputs["layers.0.residual"], block.add(x, ffn(inside)))
     assert torch.equal(outputs["head"], model(tokens))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    model.ids = 50
+    assert torch.equal(activations(model, tokens)[0]["head"], model(tokens))
+
+
+def test_a_logit_between_documents_is_none() -> None:
+    model, tokens = tiny.llama(norm_placement="none"), torch.tensor([[1, 2, 60, 4, 60, 6, 7]])
+    model.eot = 60
+    apart = activations(model, tokens)[2]
+    model.eot = None
+    alone = [activations(model, part)[2] for part in (tokens[:, :2], tokens[:, 2:4], tokens[:, 4:])]
+    name = "layers.0.attention.logits"
+    assert apart[name] == pytest.approx(max(logits[name] for logits in alone), rel=1e-5)
+    assert activations(model, tokens)[2][name] > 1.01 * apart[name]
 
 
 def test_an_exact_step_has_the_norm_lr_in_every_layer_at_every_width() -> None:

@@ -216,6 +216,25 @@ def test_a_wandb_that_breaks_while_it_runs(tmp_path: Path, fake: Callable[..., F
     assert sink.where in notes[1]
 
 
+def test_a_helper_that_cannot_even_start_is_not_silent(tmp_path: Path, fake: Callable[..., Fake]) -> None:
+    fake()
+    (tmp_path / "fake" / "yaml.py").write_text("raise ImportError")
+    notes: list[str] = []
+    sink = leg(new_run(tmp_path), range(3), notes)
+    end(sink)
+    assert len(notes) == 2
+    assert "the upload ended with code 1; `abovemup runs push" in notes[1]
+    assert sink.where in notes[1]
+
+
+@pytest.mark.parametrize(("mode", "means"), [("", "offline"), ("dryrun", "offline"), ("online", "offline")])
+def test_what_the_environment_says_of_auto(monkeypatch: pytest.MonkeyPatch, mode: str, means: str) -> None:
+    """What is no mode says nothing; here is no key."""
+    monkeypatch.setenv("NETRC", "/nowhere")
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert wandb.resolve_mode(tracking(mode="auto"), lambda line: None) == means
+
+
 def test_rows_arrive_when_the_run_is_killed(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     seen, run_dir = fake(), new_run(tmp_path)
     # A forked child of the run (a data worker, say) outlives it and holds the pipe to the helper open.

@@ -1,7 +1,9 @@
 """Complete or absent, the newest by number, damage found by checksum (cases 40 and 42)."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +98,22 @@ def test_rewriting_a_damaged_step_makes_it_whole(tmp_path: Path) -> None:
     assert checkpoint.damage(path)
     checkpoint.save(folder, state(3))
     assert checkpoint.damage(path) is None
+
+
+def test_a_step_is_whole_while_it_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill while folders are deleted, which takes time, must not find it gone."""
+    path = checkpoint.save(tmp_path / "checkpoints", state(3))
+    damages, rmtree = [], shutil.rmtree
+
+    def watched(*arguments: Any, **options: Any) -> None:
+        damages.append(checkpoint.damage(path))
+        rmtree(*arguments, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    checkpoint.save(tmp_path / "checkpoints", state(3, pending={"step": 3}))
+    assert set(damages) == {None}
+    assert checkpoint.load(path).pending == {"step": 3}
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_whole_but_lacking_state_is_refused_by_name(tmp_path: Path) -> None:

@@ -33,6 +33,20 @@ def test_numbers_of_the_synthetic_source(elsewhere: Path, tie: bool) -> None:
     assert len(words) == 7
 
 
+def test_documents_that_were_kept_apart_stay_apart(elsewhere: Path) -> None:
+    write_text()
+    # Hardly trained: any token may come, an end of text too.
+    run("data=text", "data.path=text", "tokenizer=byte", "data.pack=document", "optimizer.lr=1e-9", "run.dir=r")
+    apart = generate("r", "", 600, 1.0, 0)
+    config = Path("r/config.yaml")
+    config.write_text(config.read_text().replace("pack: document", "pack: stream"))
+    together = generate("r", "", 600, 1.0, 0)
+    first, ended, rest = apart.partition("<|endoftext|>")
+    assert ended
+    assert together.startswith(first + ended)
+    assert together != first + ended + rest
+
+
 def test_another_model_is_refused(elsewhere: Path) -> None:
     run("run.dir=r")
     config = Path("r/config.yaml")
