@@ -15,6 +15,7 @@ from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
 from abovemup.config.keys import differences
 from abovemup.config.schema import Data, Experiment
+from abovemup.config.values import shown
 from abovemup.data.order import permute
 from abovemup.data.prepare import FORMAT, Prepared, folder_of, open_prepared, prepared
 from abovemup.data.progress import Job, Note
@@ -91,16 +92,17 @@ def open_coder(experiment: Experiment, run: Path) -> Coder:
     return reopen(experiment.tokenizer, run)
 
 
-def open_corpus(experiment: Experiment, note: Note = print) -> Corpus:
+def open_corpus(experiment: Experiment, note: Note = print, amount: Amount | None = None) -> Corpus:
     """The corpus of an experiment; prepares it in the cache at first use, and says so line by line through `note`.
 
+    `amount` is what a run that is continued, or branched from, has of a remote source: a horizon does not change data.
     Raises RequestError for data that is missing, empty, damaged or too small, and for a model whose vocabulary is
     smaller than the tokenizer's.
     """
     if experiment.data.name == "synthetic":
         return _synthetic(experiment)
     data, seq_len = experiment.data, experiment.train.seq_len
-    _, manifest, tokenizer, shards = _prepared(experiment, note)
+    _, manifest, tokenizer, shards = _prepared(experiment, note, amount)
     train = TokenWindows(shards["train"], seq_len)
     held_out = TokenWindows(shards["validation"], seq_len)
     tokens = min(experiment.eval.tokens, STDLIB_EVAL_TOKENS) if data.name == "stdlib" else experiment.eval.tokens
@@ -116,7 +118,7 @@ def open_corpus(experiment: Experiment, note: Note = print) -> Corpus:
     return Corpus(data, seq_len, tokenizer, manifest, train.windows, entropy, train.rows, validation, size or None)
 
 
-def _prepared(experiment: Experiment, note: Note) -> Prepared:
+def _prepared(experiment: Experiment, note: Note, amount: Amount | None) -> Prepared:
     """A local source whole, of a remote one what the run needs, or a folder that `abovemup data prepare` made."""
     data, made_by, ids = experiment.data, Recipe(experiment.tokenizer), experiment.model.vocab_size
     if made_by.size > ids:
@@ -125,7 +127,7 @@ def _prepared(experiment: Experiment, note: Note) -> Prepared:
     if data.name == "shards":
         return open_prepared(Path(data.path or "").expanduser(), made_by)
     source = find_source(data)
-    amount = Amount(experiment.train.tokens + experiment.train.seq_len, experiment.eval.tokens + 1)
+    amount = amount or Amount(experiment.train.tokens + experiment.train.seq_len, experiment.eval.tokens + 1)
     job = Job(source, made_by, data.skip_bad, None if source.local else amount)
     if not source.local and not folder_of(job).exists():
         note(f"data: this run's tokens are prepared first, as by: {by_hand(experiment, amount.train)}")
@@ -135,11 +137,14 @@ def _prepared(experiment: Experiment, note: Note) -> Prepared:
 def by_hand(experiment: Experiment, tokens: int) -> str:
     """The command that prepares so many tokens as the experiment would."""
     e, keys = experiment, ("data.", "tokenizer.", "eval.tokens")
-    path = [] if e.tokenizer.path is None else [f"tokenizer.path={e.tokenizer.path}"]
-    plain = compose([f"data={e.data.name}", f"tokenizer={e.tokenizer.name}", *path])
-    other = [f"{key}={now}" for key, _, now in differences(plain, e) if key.startswith(keys) and key != "data.seed"]
+    needed = {"data.repo": e.data.repo, "tokenizer.path": e.tokenizer.path}
+    given = [f"{key}={value}" for key, value in needed.items() if value is not None]
+    plain = compose([f"data={e.data.name}", f"tokenizer={e.tokenizer.name}", *given])
+    other = [
+        f"{key}={shown(now)}" for key, _, now in differences(plain, e) if key.startswith(keys) and key != "data.seed"
+    ]
     words = ["abovemup", "data", "prepare", e.data.name, "--tokens", str(tokens), f"tokenizer={e.tokenizer.name}"]
-    return shlex.join([*words, *path, *other])
+    return shlex.join([*words, *given, *other])
 
 
 def _shortfall(choice: Choice, held_out: TokenWindows, asked: int) -> str | None:

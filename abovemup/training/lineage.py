@@ -17,6 +17,7 @@ from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
 from abovemup.config.keys import differences
 from abovemup.config.schema import Experiment
+from abovemup.data.split import Amount
 from abovemup.training import checkpoint
 
 # What may change when a run goes on: how far, how often things are looked at, and where they are sent.
@@ -149,6 +150,16 @@ def with_schedule(new: Experiment, old: Experiment) -> Experiment:
     settled = new.train.steps != old.train.steps
     derived = {key: how for key, how in new.derived.items() if not (settled and key.startswith("schedule."))}
     return dataclasses.replace(new, schedule=old.schedule, derived=derived)
+
+
+def amount(folder: Path | None) -> Amount | None:
+    """What the run in `folder` has of a remote source; None for a new run, and where nothing is known."""
+    try:
+        if folder is not None:
+            return Amount(*json.loads((folder / "summary.json").read_text())["data"]["source"]["amount"])
+    except (OSError, ValueError, LookupError, TypeError):  # `check_origin` says what is wrong
+        pass
+    return None
 
 
 def check_origin(folder: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> None:

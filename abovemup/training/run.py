@@ -20,6 +20,7 @@ from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Experiment, Run
 from abovemup.data.corpus import open_corpus
 from abovemup.data.recipe import keep
+from abovemup.data.split import Amount
 from abovemup.tracking import jsonl
 from abovemup.tracking.jsonl import JsonlSink
 from abovemup.tracking.records import Record
@@ -75,7 +76,7 @@ def train(
             source = lineage.resumed_checkpoint(folder, start.step, lambda text: terminal.note(f"warning: {text}"))
             if source is None:
                 terminal.note(f"{folder} was ended before its first checkpoint: it starts again from step 0")
-        trainer = build(exp, stop, terminal)
+        trainer = build(exp, stop, terminal, lineage.amount(start.origin))
         last_row: int | None = None
         if start.origin is not None and source is not None:
             lineage.check_origin(start.origin, trainer.corpus.manifest, terminal.note)
@@ -102,13 +103,13 @@ def title(exp: Experiment) -> str:
     return f"{size}, {exp.parameterization.name}, {optimizer.name} lr {optimizer.lr:g}, data {exp.data.name}"
 
 
-def build(exp: Experiment, stop: Stop, terminal: Terminal) -> Trainer:
-    """Data, model and optimizer, as initialised."""
+def build(exp: Experiment, stop: Stop, terminal: Terminal, amount: Amount | None) -> Trainer:
+    """Data (of a remote source `amount`, or what the run needs), model and optimizer, as initialised."""
     # Written down, so that a run that goes on where there is a GPU does not move to it by itself.
     exp = placed(exp)
     for sentence in exp.cannot_match:
         terminal.note(f"{exp.experiment} cannot match: {sentence}")
-    corpus = open_corpus(exp, terminal.note)
+    corpus = open_corpus(exp, terminal.note, amount)
     corpus.require(exp.train.steps * exp.train.batch_size)
     if (used := corpus.coder.size) < (rows := exp.model.vocab_size):
         terminal.note(f"vocabulary: {used:,} ids in {rows:,} rows; the others take no part")

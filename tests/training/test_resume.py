@@ -366,3 +366,24 @@ def test_a_resume_leaves_what_a_config_follows(elsewhere: Path) -> None:
     run("schedule=cosine", "schedule.warmup=0", "run.dir=a")
     run(resume="a@4")
     assert compose(["train.steps=12"], config_file=Path("a/config.yaml")).schedule.decay == 12
+
+
+def test_another_horizon_does_not_change_what_a_remote_run_reads(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A folder laid out like a hub's repository is read as the hub is: just what the run needs."""
+    import pyarrow
+    import pyarrow.parquet
+
+    (elsewhere / "repo").mkdir()
+    texts = [f"page {i} of many: {'words ' * (i % 17)}" for i in range(2000)]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), elsewhere / "repo/train.parquet")
+    remote = ["data=hub", "tokenizer=byte", f"data.repo={elsewhere / 'repo'}", "eval.tokens=64"]
+    assert run(*remote, "run.dir=trunk").status == "finished"
+    assert "abovemup data prepare hub" in capfd.readouterr().out
+    assert train(["train.steps=4", "run.dir=tail"], branch="trunk@256").status == "finished"
+    assert run(resume="tail").status == "finished"
+    with pytest.raises(RequestError, match="one pass"):
+        train(["train.tokens=2^20"], resume="trunk")
+    assert "prepare" not in capfd.readouterr().out  # none of these read the source again
+    assert len(list((Path(os.environ["ABOVEMUP_CACHE"]) / "corpora").glob("[!.]*"))) == 1
