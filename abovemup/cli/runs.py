@@ -1,10 +1,25 @@
 """`abovemup runs`: what to do with run directories."""
 
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
 import typer
 
-from abovemup.cli.options import Debug, RunDir
+from abovemup.cli.options import Debug, Json, RunDir
+
+if TYPE_CHECKING:
+    from abovemup.analysis.runs import Row
 
 app = typer.Typer(no_args_is_help=True)
+
+Conditions = "Conditions on any setting or result: status=finished 'optimizer.lr<2^-4' model.width=64 optimizer=adam."
+Where = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[DIR] [KEY=VALUE]...", help=f"A folder of runs, a study or a run; runs/. {Conditions}"),
+]
+WIDTH = 64  # of a plot in the terminal
 
 
 @app.command("push")
@@ -14,3 +29,165 @@ def push(run: RunDir, debug: Debug = False) -> None:
     from abovemup.training.lineage import run_folder
 
     print(upload(run_folder(run)))
+
+
+@app.command("list")
+def list_runs(
+    where: Where = None,
+    sort: Annotated[str, typer.Option("--sort", metavar="KEY", help="Rising; by a loss finished runs first.")] = "",
+    columns: Annotated[str, typer.Option("--columns", metavar="KEY,KEY", help="Instead of what differs.")] = "",
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """A line a run: how it stands, its main settings, and every other setting that differs between the runs."""
+    from abovemup.analysis import select
+    from abovemup.cli.output import print_json, print_table
+
+    rows, skipped = _gather(where or [])
+    rows = select.ordered(rows, select.known_key(sort, rows)) if sort else rows
+    asked = [select.known_key(key, rows) for key in columns.split(",")] if columns else []
+    keys = ["run", *asked] if asked else select.columns(rows)
+    if json:
+        told = [{key: row.get(key) for key in keys} if asked else row for row in rows]
+        print_json({"runs": told, "skipped": skipped})
+    else:
+        print_table(keys, ([row[key] if row.get(key) is not None else "" for key in keys] for row in rows))
+
+
+@app.command("show")
+def show(run: RunDir, json: Json = False, debug: Debug = False) -> None:
+    """How a run stands: its numbers, what was typed, versions, norms by role, and where it can go on from."""
+    from abovemup.analysis import runs
+    from abovemup.cli.output import print_json, print_table
+    from abovemup.config.keys import fields
+
+    folder = _one(run)
+    row, last = runs.record(folder), runs.final_norms(folder)
+    norms, points = runs.norms_by_role(last), runs.checkpoints(folder)
+    if json:
+        print_json({**row, "norms": norms, "checkpoints": points})
+        return
+    facts = {key: value for key, value in row.items() if key not in fields() and value is not None}
+    facts["command"] = shlex.join(row.get("command") or [])
+    facts["checkpoints"] = ", ".join(f"step {p['step']} ({p['tokens']} tokens)" for p in points) or "none"
+    if points and row["status"] != "finished":
+        facts["go on"] = f"abovemup train --resume {shlex.quote(str(folder))}"
+    print_table(["", ""], facts.items())
+    if norms:
+        print(f"\nnorms at {last['norm_tokens']} tokens")
+        print_table(list(norms[0]), (line.values() for line in norms))
+
+
+@app.command("plot")
+def plot(
+    where: Annotated[list[str], typer.Argument(metavar="[DIR] KEY [KEY=VALUE]...", help=f"What to draw. {Conditions}")],
+    over: Annotated[Literal["tokens", "step"], typer.Option("--over", help="The logarithmic axis.")] = "tokens",
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="A PNG; else in the terminal.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Draw what metrics.jsonl has (loss, val/loss, norm/head/rms_to_inf, ...) of each run."""
+    import numpy as np
+
+    from abovemup.analysis.curves import curves, save_figure
+    from abovemup.tracking.plot import braille
+
+    *places, key = [text for text in where if not _is_condition(text)] or ["loss"]
+    rows, _ = _gather([*places, *filter(_is_condition, where)], needed=True)
+    drawn = curves(rows, key, over)
+    if out is not None:
+        save_figure(drawn, key, over, out)
+        print(f"{out}: {key} of {len(drawn)} of {len(rows)} runs")
+        return
+    low, high = min(values.index[0] for _, values in drawn), max(values.index[-1] for _, values in drawn)
+    for name, values in drawn:  # one x axis, and each on a y axis of its own, whose ends stand above it
+        print(f"{name}: {key} from {values.min():.4g} to {values.max():.4g}, last {values.iloc[-1]:.4g}")
+        ys = np.interp(np.geomspace(low, high, 2 * WIDTH), values.index, values, left=np.nan, right=np.nan)
+        print("\n".join(braille([None if np.isnan(y) else y for y in ys], 8 if len(drawn) == 1 else 4)))
+    print(f"{low:.0f} to {high:.0f} {over}, logarithmic")
+
+
+@app.command("export")
+def export(
+    form: Annotated[
+        Literal["parquet", "csv", "toolkit"],
+        typer.Option("--format", help="A row a run, with its newest norms; toolkit: a row a step, as the paper's."),
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Replaced if it exists.")],
+    where: Where = None,
+    debug: Debug = False,
+) -> None:
+    """Write the runs of a study into one file, for others."""
+    from abovemup.analysis.export import save
+
+    rows, _ = _gather(where or [], needed=True)
+    print(f"{out}: {save(rows, form, out)} rows of {len(rows)} runs")
+
+
+@app.command("rm")
+def remove(
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN... | KEY=VALUE...", help=f"Runs; or, of the runs in --dir: {Conditions}")
+    ],
+    folder: Annotated[str, typer.Option("--dir", metavar="DIR", help="Where conditions look.")] = "runs",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Delete run directories, checkpoints too; none of them when one is being trained or is no run."""
+    import shutil
+    from contextlib import ExitStack, suppress
+
+    from abovemup.config.errors import RequestError
+    from abovemup.training.run import lock
+
+    conditions = [name for name in names if _is_condition(name)]
+    if conditions and len(conditions) < len(names):
+        raise RequestError("rm takes the names of runs, or conditions on the runs in --dir, not both.")
+    rows = _gather([folder, *conditions], needed=True)[0] if conditions else []
+    found = [Path(row["dir"]) for row in rows] or list(dict.fromkeys(map(_one, names)))
+    with ExitStack() as stack:
+        for path in found:
+            stack.callback(lock(path).release)  # so that nobody trains in it meanwhile
+        with suppress(typer.Abort):  # nobody to ask
+            yes = yes or typer.confirm("\n".join([*map(str, found), "Delete for good what is listed here?"]))
+        if not yes:
+            raise RequestError("nothing was deleted: answer y, or add --yes.")
+        for path in found:
+            aside = path.with_name(f".removing-{path.name}")
+            shutil.rmtree(aside, ignore_errors=True)
+            path.rename(aside)  # first out of sight: a run is whole or gone, whatever happens next
+            shutil.rmtree(aside)
+    print(f"deleted: {', '.join(map(str, found))}")
+
+
+def _is_condition(text: str) -> bool:
+    from abovemup.analysis.select import CONDITION
+
+    return CONDITION.fullmatch(text) is not None and not Path(text).exists()
+
+
+def _one(name: str) -> Path:
+    """The run directory of that name, not a folder of runs, and no link. Raises RequestError."""
+    from abovemup.analysis.runs import find
+    from abovemup.config.errors import RequestError
+
+    found = find(name)
+    if len(found) > 1 or found[0].name != Path(name).name or found[0].is_symlink():
+        raise RequestError(f"{name} is not a run directory itself. Name one.")
+    return found[0]
+
+
+def _gather(arguments: Sequence[str], needed: bool = False) -> tuple[list["Row"], dict[str, str]]:
+    """The runs at the places among the arguments (runs/) for which its conditions hold, and of the damaged ones what
+    is wrong, which stderr is told too. Raises RequestError when none is left and some are `needed`."""
+    from abovemup.analysis.runs import records
+    from abovemup.analysis.select import select
+    from abovemup.config.errors import RequestError
+
+    conditions = [text for text in arguments if _is_condition(text)]
+    rows, skipped = records([text for text in arguments if not _is_condition(text)] or ["runs"])
+    for reason in skipped.values():
+        typer.echo(f"abovemup: left out: {reason}", err=True)
+    chosen = select(rows, conditions)
+    if needed and not chosen:
+        raise RequestError(f"none of {len(rows)} runs has {' '.join(conditions)}." if rows else "no run is left.")
+    return chosen, skipped

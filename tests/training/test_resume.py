@@ -375,6 +375,7 @@ def test_another_horizon_does_not_change_what_a_remote_run_reads(
     import pyarrow
     import pyarrow.parquet
 
+    monkeypatch.setenv("ABOVEMUP_CACHE", str(elsewhere / "cache"))
     (elsewhere / "repo").mkdir()
     texts = [f"page {i} of many: {'words ' * (i % 17)}" for i in range(2000)]
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), elsewhere / "repo/train.parquet")
@@ -386,4 +387,4 @@ def test_another_horizon_does_not_change_what_a_remote_run_reads(
     with pytest.raises(RequestError, match="one pass"):
         train(["train.tokens=2^20"], resume="trunk")
     assert "prepare" not in capfd.readouterr().out  # none of these read the source again
-    assert len(list((Path(os.environ["ABOVEMUP_CACHE"]) / "corpora").glob("[!.]*"))) == 1
+    assert len(list((elsewhere / "cache/corpora").glob("[!.]*"))) == 1
