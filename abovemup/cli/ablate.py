@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from abovemup.cli.options import ConfigDir, Debug, Json
+from abovemup.cli.study import DryRun, Jobs, Retry
 
 
 def ablate(
@@ -16,21 +17,21 @@ def ablate(
     ] = None,
     config_dir: ConfigDir = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where its runs lie; studies/NAME.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Cells at once; cores over train.threads.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and what has a result.")] = False,
+    jobs: Jobs = None,
+    dry_run: DryRun = False,
+    retry: Retry = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the ablations and their questions.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Train a grid of runs, or what is missing of it, and print what it says: abovemup ablate parameterization
 
-    What has a result is not run again, what was interrupted goes on, what failed is tried again.
+    What has a result is not run again and what was interrupted goes on; --retry says what else is tried again.
     """
+    from abovemup.cli import study as shared
     from abovemup.cli.output import print_json, print_table
-    from abovemup.config.resolve import cores
     from abovemup.studies import ablate as study
-    from abovemup.studies.cells import result
-    from abovemup.studies.pool import Pool
+    from abovemup.studies.board import alone
 
     if listed or name is None:
         rows = [(stem, study.load(stem, [], config_dir).question) for stem in study.files(config_dir)]
@@ -38,24 +39,17 @@ def ablate(
         return
     ablation = study.load(name, list(overrides or []), config_dir)
     points = list(study.points(ablation, config_dir))
-    cells = list({point.cell.name: point.cell for point in points}.values())
+    cells = list({point.cell.id: point.cell for point in points}.values())
     folder = folder or Path("studies") / name
-    if dry_run:
-        done = sum(result(folder / "runs" / cell.name, cell.steps).done for cell in cells)
-        plan = {"points": len(points), "cells": len(cells), "done": done, "tokens": sum(cell.tokens for cell in cells)}
-        print_json(plan) if json else print_table(["", ""], plan.items())
-        return
-    jobs = jobs or max(1, cores() // max(cell.threads for cell in cells))
-    say, fail = (lambda text: typer.echo(text, err=json)), (lambda text: typer.echo(f"abovemup: {text}", err=True))
-    code = Pool(folder, jobs, config_dir, say, fail).train(cells)
-    report = study.report(ablation, points, folder)
+    code = shared.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json)
+    with alone(folder):
+        report = study.report(ablation, points, folder)
     if json:
         print_json(report)
     else:
         print_report(report, [*ablation.arms, ablation.size])
         print(f"points.csv, result.json and figure.png are in {folder}")
-    states = report["cells"]
-    raise typer.Exit(code or (4 if set(states) - {"finished", "diverged"} else 3 if "diverged" in states else 0))
+    raise typer.Exit(code or shared.exit_code(report["cells"]))
 
 
 def print_report(report: dict[str, Any], axes: list[str]) -> None:

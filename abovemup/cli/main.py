@@ -13,7 +13,22 @@ import typer
 from typer.exceptions import TyperException
 
 from abovemup import __version__
-from abovemup.cli import ablate, bench, coordcheck, data, doctor, explain, generate, runs, show, train
+from abovemup.cli import (
+    ablate,
+    bench,
+    coordcheck,
+    data,
+    doctor,
+    explain,
+    fit,
+    generate,
+    predict,
+    runs,
+    show,
+    study,
+    sweep,
+    train,
+)
 from abovemup.config.errors import RequestError, RunFailed
 
 app = typer.Typer(
@@ -31,7 +46,11 @@ app.add_typer(runs.app, name="runs", help="What to do with run directories.")
 app.command("explain", cls=train.TrainCommand)(explain.explain)
 app.command("coordcheck", cls=train.TrainCommand)(coordcheck.coordcheck)
 app.command("doctor")(doctor.doctor)
+app.command("sweep")(sweep.sweep)
 app.command("ablate")(ablate.ablate)
+app.add_typer(study.app, name="study", help="How studies stand.")
+app.command("fit")(fit.fit)
+app.command("predict")(predict.predict)
 app.command("bench")(bench.bench)
 
 

@@ -59,24 +59,24 @@ class ByteTokenizer:
 class FastTokenizer:
     """A tokenizer.json of the `tokenizers` library. Bytes that are not UTF-8 are read as U+FFFD.
 
-    `cuttable` says that a long text may be encoded in pieces (`cut_text`) and gives the same ids, which holds for
-    byte-level BPE with GPT-2's pattern.
+    `trained` is the text of one that was trained here: byte-level BPE with GPT-2's pattern, so that a long text may be
+    encoded in pieces (`cut_text`) and gives the same ids.
     """
 
-    def __init__(self, inner: "tokenizers.Tokenizer", eot: int, cuttable: bool) -> None:
+    def __init__(self, inner: "tokenizers.Tokenizer", eot: int, trained: str = "") -> None:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
         self.inner = inner
         self.eot = eot
         self.size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-        self.cuttable = cuttable
+        self.trained = trained
 
     def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
         """A few pieces at a time, because the library's encodings take a hundred times the memory of the ids."""
         ids: list[list[NDArray[np.uint32]]] = [[] for _ in documents]
         texts = enumerate(document.decode("utf-8", "replace") for document in documents)
-        pieces = ((owner, piece) for owner, text in texts for piece in (cut_text(text) if self.cuttable else [text]))
+        pieces = ((owner, piece) for owner, text in texts for piece in (cut_text(text) if self.trained else [text]))
         while some := list(itertools.islice(pieces, PIECES)):
             encoded = self.inner.encode_batch_fast([piece for _, piece in some], add_special_tokens=False)
             for (owner, _), encoding in zip(some, encoded, strict=True):
@@ -85,7 +85,7 @@ class FastTokenizer:
 
     def count_bytes(self, rows: NDArray[np.int64]) -> int:
         """Exact for a BPE of ours; for a tokenizer.json a character that is cut at a row's end counts as U+FFFD."""
-        if self.cuttable:  # byte-level: each character of a token's name is a byte
+        if self.trained:  # byte-level: each character of a token's name is a byte
             counts = enumerate(np.bincount(rows.ravel()).tolist())
             return sum(count * len(self.inner.id_to_token(i) or "") for i, count in counts if count and i != self.eot)
         return sum(len(self.decode(i for i in row if i != self.eot).encode()) for row in rows.tolist())
@@ -100,10 +100,10 @@ class FastTokenizer:
 
 
 class TiktokenTokenizer:
-    """Ranks of the `tiktoken` library (GPT-2, Llama 3). Bytes that are not UTF-8 are read as U+FFFD."""
+    """Ranks of the `tiktoken` library (GPT-2, Llama 3, ours). Bytes that are not UTF-8 are read as U+FFFD."""
 
-    def __init__(self, inner: "tiktoken.Encoding", eot: int) -> None:
-        self.inner, self.eot, self.size = inner, eot, inner.n_vocab
+    def __init__(self, inner: "tiktoken.Encoding", eot: int, trained: str = "") -> None:
+        self.inner, self.eot, self.size, self.trained = inner, eot, inner.n_vocab, trained
         self.lengths = np.array([len(inner.decode_single_token_bytes(i)) for i in range(self.size)])
         self.lengths[eot] = 0
 

@@ -3,7 +3,6 @@
 import csv
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,27 +16,25 @@ from abovemup.config.conf import conf_dir
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
 from abovemup.config.keys import did_you_mean
-from abovemup.config.numbers import parse_float
 from abovemup.config.values import shown
-from abovemup.studies.cells import Cell, Result, cell, result
+from abovemup.studies.axes import Axes, grid, typed, values
+from abovemup.studies.board import look
+from abovemup.studies.cells import Cell, Result, cell
 from abovemup.studies.transfer import Curve, by_arm, draw, drift, row, sentence
 from abovemup.tracking.summary import write_summary
 
-_LOG2RANGE = re.compile(r"log2range\((.+),(.+),(.+)\)")
 _CONDITIONS = ("model", "data", "schedule", "train.tokens")
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """`axes` maps a key, or several with a comma between them, to the values that it (they all) take in turn."""
-
     question: str
     fixed: dict[str, str]
-    axes: dict[str, list[str]]
+    axes: Axes
     arms: list[str]  # axes: every combination is an arm
     size: str  # an axis; its first value is where one would tune
     seeds: str  # an axis
-    lr: dict[str, list[str]]  # optimizer -> grid; "" is any
+    lr: Axes  # optimizer -> grid; "" is any
 
 
 @dataclass(frozen=True)
@@ -70,28 +67,23 @@ def load(name: str, overrides: list[str], config_dir: Path | None) -> Ablation:
         raise RequestError(f"no ablation {name}.{hint}")
     tree = read_yaml(known[name])
     try:
-        sections = [{str(k): values(v) for k, v in tree[part].items()} for part in ("seeds", "size", "arms")]
+        sections = [
+            {str(k): values(str(k), v, config_dir) for k, v in tree[part].items()} for part in ("seeds", "size", "arms")
+        ]
         (seeds,), (size,), arms = sections
-        lr = {str(k): values(v) for k, v in tree["lr"].items()}
+        lr = {str(k): values("optimizer.lr", v) for k, v in tree["lr"].items()}
         fixed = {str(k): shown(v) for k, v in tree["fixed"].items()}
         question = str(tree["question"])
     except (LookupError, AttributeError, ValueError) as error:
         expected = "question, fixed, arms, size (one key), lr (optimizer: grid), seeds (one key)"
         raise RequestError(f"{known[name]}: expected {expected}. ({type(error).__name__}: {error})") from error
     axes = {key: found for section in sections for key, found in section.items()}
-    asked = [text.partition("=") for text in overrides]
-    for i, (key, equals, value) in enumerate(asked):
+    for key, value in typed(overrides).items():
         axis = next((axis for axis in axes if key in (axis, *axis.split(","))), None)
-        if not equals:
-            raise RequestError(f"{key}: not KEY=VALUE.")
-        if key in [other for other, _, _ in asked[:i]]:
-            raise RequestError(f"{key} is given twice: keep one.")
-        if key.startswith("run."):
-            raise RequestError(f"{key}: each cell has a folder of its own, in --dir.")
         if key == "optimizer.lr":
-            lr = {"": values(value)}
+            lr = {"": values(key, value)}
         elif axis is not None:
-            axes[axis] = values(value)
+            axes[axis] = values(key, value, config_dir)
         else:
             fixed[key] = value
     if "data" in axes and "data.path" in fixed and "text" not in axes["data"]:
@@ -99,35 +91,15 @@ def load(name: str, overrides: list[str], config_dir: Path | None) -> Ablation:
     return Ablation(question, fixed, axes, [*arms], size, seeds, lr)
 
 
-def values(given: Any) -> list[str]:
-    """A list, or what was typed: log2range(first,last,step), its end included, or values with commas between them."""
-    if isinstance(given, list):
-        return list(dict.fromkeys(map(shown, given)))
-    if not (asked := _LOG2RANGE.fullmatch(shown(given))):
-        return list(dict.fromkeys(re.split(r",(?![^\[\]{}]*[\]}])", shown(given))))  # not within a list or mapping
-    try:
-        first, last, step = map(parse_float, asked.groups())
-        count = round((last - first) / step)
-    except (ValueError, ZeroDivisionError):
-        first, last, step, count = 0, 1, 1, 0
-    if not 0 <= count < 1000 or not math.isclose(first + count * step, last, abs_tol=1e-9):
-        raise RequestError(
-            f"{given}: expected log2range(first,last,step), at most 1000 steps that lead from the first to the last."
-        )
-    return [f"2^{first + i * step:g}" for i in range(count + 1)]
-
-
 def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
     """Every point: the first seed's whole grid, small sizes first, then the next. RequestError if one is no run."""
-    for chosen in itertools.product(*ablation.axes.values()):
-        at = dict(zip(ablation.axes, chosen, strict=True))
-        settings = ablation.fixed | {key: value for axis, value in at.items() for key in axis.split(",")}
+    for at, settings in grid(ablation.axes, ablation.fixed):
         if settings.get("data") not in (None, "text", "shards"):  # the path is for the arm that reads it
             settings.pop("data.path", None)
-        grid = ablation.lr.get(settings.get("optimizer", ""), ablation.lr.get("", []))
-        if not grid:
+        lrs = ablation.lr.get(settings.get("optimizer", ""), ablation.lr.get("", []))
+        if not lrs:
             raise RequestError(f"no lr grid for optimizer={settings.get('optimizer')}: set optimizer.lr=log2range(..).")
-        for lr in grid:
+        for lr in lrs:
             overrides = [f"{key}={value}" for key, value in {**settings, "optimizer.lr": lr}.items()]
             experiment = compose(overrides, config_dir=config_dir)
             arm = tuple(at[axis] for axis in ablation.arms)
@@ -135,30 +107,30 @@ def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
             yield Point(arm, at[ablation.size], experiment.optimizer.lr, at[ablation.seeds], run)
 
 
-def curves(ablation: Ablation, asked: list[Point], results: dict[str, Result]) -> list[Curve]:
+def curves(ablation: Ablation, asked: list[Point], results: dict[tuple[str, int], Result]) -> list[Curve]:
     """One for each arm and size; a cell that is not done is nan."""
     found: list[Curve] = []
-    runs: dict[frozenset[str], tuple[str, ...]] = {}
+    runs: dict[frozenset[tuple[str, int]], tuple[str, ...]] = {}
     for arm, size in itertools.product(dict.fromkeys(p.arm for p in asked), ablation.axes[ablation.size]):
         own = [p for p in asked if (p.arm, p.size) == (arm, size)]
         lrs, seeds = sorted({p.lr for p in own}), ablation.axes[ablation.seeds]
         losses = np.full((len(lrs), len(seeds)), math.nan)
         for p in own:
-            losses[lrs.index(p.lr), seeds.index(p.seed)] = results[p.cell.name].loss
-        first = runs.setdefault(frozenset(p.cell.name for p in own), arm)
+            losses[lrs.index(p.lr), seeds.index(p.seed)] = results[p.cell.id].loss
+        first = runs.setdefault(frozenset(p.cell.id for p in own), arm)
         found.append(Curve(arm, size, np.log2(lrs), losses, None if first == arm else first))
     return found
 
 
 def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, Any]:
     """The table and the verdict on what is there so far; writes points.csv, result.json and the figure in `folder`."""
-    cells = {p.cell.name: p.cell for p in asked}
-    results = {name: result(folder / "runs" / name, cell.steps) for name, cell in cells.items()}
+    cells = {p.cell.id: p.cell for p in asked}
+    results = {id: look(folder, cell) for id, cell in cells.items()}
     with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
         lines = csv.writer(file)
         lines.writerow([*ablation.arms, ablation.size, "lr", "seed", "status", "val_loss", "output_norm", "cell"])
         for p in asked:
-            r = results[p.cell.name]
+            r = results[p.cell.id]
             lines.writerow([*p.arm, p.size, p.lr, p.seed, r.status, r.loss, r.output_norm, p.cell.name])
     found = curves(ablation, asked, results)
     draw(found, ablation.size, folder)

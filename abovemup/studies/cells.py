@@ -1,4 +1,7 @@
-"""A cell is one run of a study, addressed by what it *is*: cells that resolve to the same run are one cell."""
+"""A cell is one run of a study, addressed by what it *is*, up to a horizon.
+
+Cells that resolve to the same run are one cell, and under a constant schedule a run serves every horizon up to its end.
+"""
 
 import dataclasses
 import hashlib
@@ -8,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.geometry.parameterization import attention_scale, residual_multipliers
@@ -16,6 +20,7 @@ from abovemup.training.routes import sizes, table
 
 # What does not change a result: names, where things are kept and sent, how the config was composed.
 _COSMETIC = ("experiment", "cannot_match", "checkpoint", "tracking", "run", "choices", "derived")
+_WHOLE = ("stdlib", "python", "synthetic", "text", "shards")  # data that is the same however much of it a run reads
 _WATCHED = ("norm", "base")  # of a route: what is measured of it, and what its multipliers came from
 
 
@@ -27,6 +32,12 @@ class Cell:
     threads: int
     tokens: int
     parameters: int
+    kept: int  # bytes of weights and optimizer state that it leaves on the disk
+    passed: bool  # a longer run measures its loss and norms on the way
+
+    @property
+    def id(self) -> tuple[str, int]:
+        return self.name, self.steps
 
     @property
     def cost(self) -> float:
@@ -41,6 +52,7 @@ class Result:
     status: str
     loss: float = math.nan
     output_norm: float = math.nan
+    error: str = ""  # the last that its log says
 
     @property
     def done(self) -> bool:
@@ -59,16 +71,27 @@ def cell(experiment: Experiment, overrides: list[str]) -> Cell:
     }
     tree = {k: v for k, v in _set(e).items() if k not in (*_COSMETIC, "parameterization")}
     tree["model"] = {k: v for k, v in tree["model"].items() if k not in ("name", "base")}
+    if e.schedule.name == "constant" and e.data.name in _WHOLE:  # a warm-up is in steps here, also one that was a share
+        tree["train"] = {k: v for k, v in tree["train"].items() if k not in ("steps", "tokens")}
     digest = hashlib.sha256(json.dumps([tree, effect], sort_keys=True).encode()).hexdigest()[:12]
     shape = f"w{e.model.width}-d{e.model.depth}"
+    size, batch = sizes(routes), e.train.batch_size * e.train.seq_len
     return Cell(
         name=f"{shape}-{e.optimizer.name}-lr{e.optimizer.lr:.4g}-s{e.train.seed}-{digest}",
         overrides=tuple(overrides),
         steps=e.train.steps,
         threads=e.train.threads,
         tokens=e.train.tokens,
-        parameters=sizes(routes)["parameters"],
+        parameters=size["parameters"],
+        kept=_checkpoints(e) * (size["weights"] + (size["state"] or 0)),
+        passed=all(due(every, e.train.steps, batch) for every in (e.eval.every, e.norms.every)),
     )
+
+
+def _checkpoints(e: Experiment) -> int:
+    """About as many as there will be: the newest, and with pow2 those at powers of two."""
+    powers = e.train.steps.bit_length() if e.checkpoint.every == "pow2" else 0
+    return 1 if e.checkpoint.every == 0 else e.checkpoint.keep + powers
 
 
 def _set(value: Any) -> Any:
@@ -79,18 +102,42 @@ def _set(value: Any) -> Any:
     return {f.name: _set(v) for f, v in fields if f.default is dataclasses.MISSING or v != f.default}
 
 
+def place(study: Path, cell: Cell) -> Path:
+    """The cell's run directory: its name's, or where that run went past the horizon unmeasured, one of its own."""
+    folder = study / "runs" / cell.name
+    aside = folder.with_name(f"{cell.name}-at{cell.steps}")
+    if result(folder, cell.steps).status not in ("unfinished", "failed"):
+        return folder
+    past = (rows := _rows(folder)) and rows[-1]["step"] > cell.steps
+    return aside if past or aside.is_dir() else folder
+
+
 def result(folder: Path, steps: int) -> Result:
-    """How the run in `folder` stands. It is finished when its results are present and whole, not when it says so;
-    what is damaged, a missing summary.json too, is run again from its beginning."""
+    """How the run in `folder` stands at step `steps`, where a run that serves several horizons need not end.
+
+    It is finished when its results are present and whole, not when it says so; what is damaged, a missing summary.json
+    too, is run again from its beginning.
+    """
     if not (folder / "config.yaml").is_file():
         return Result("missing")
     try:
         summary = json.loads((folder / "summary.json").read_text())
-        status = summary["status"]
-        if status == "diverged":
+        status, reached = summary["status"], int(summary["steps"])
+        rows = _rows(folder)
+        last = rows[-1]["step"] if rows else -1
+        row = next((row for row in rows if row["step"] == steps and "val/loss" in row), None)
+        if row is not None and (last > steps or status == "finished"):
+            return Result("finished", float(row["val/loss"]), float(row.get("norm/head/rms_to_inf", math.nan)))
+        if status == "diverged" and reached <= steps:
             return Result(status, math.inf)
-        if status == "finished" and jsonl.read(folder / "metrics.jsonl")[-1]["step"] == steps:
-            return Result(status, float(summary["val_loss"]), float(summary["output_norm"] or "nan"))
+        if status == "finished" and not last == reached != steps:
+            return Result("damaged")
     except (OSError, ValueError, LookupError, TypeError, RequestError):
         return Result("damaged")
-    return Result({"finished": "damaged", "failed": "failed"}.get(status, "unfinished"))
+    return Result("failed" if status == "failed" else "unfinished")
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    """Of metrics.jsonl, which a run that has just begun lacks."""
+    path = folder / "metrics.jsonl"
+    return jsonl.read(path) if path.is_file() else []

@@ -5,14 +5,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 from abovemup.config.errors import RequestError
-from abovemup.studies.cells import Cell, result
+from abovemup.studies.board import look
+from abovemup.studies.cells import Cell, place
 from abovemup.training.run import lock
 from abovemup.training.signals import Stop
 
@@ -27,16 +29,33 @@ class Job:
     started: float
 
 
+def ends(cells: list[Cell]) -> list[Cell]:
+    """Those that must end a run: not the horizons that a longer run of the same name measures on its way."""
+    longest: dict[str, int] = {}
+    for cell in cells:
+        longest[cell.name] = max(cell.steps, longest.get(cell.name, 0))
+    return [cell for cell in cells if not (cell.passed and cell.steps < longest[cell.name])]
+
+
 class Pool:
     """`folder`/runs has a run directory a cell, `folder`/logs what each printed and the lock of who trains it.
 
-    Several pools on one folder share its cells. A pool tries each cell once: what fails is tried again by the next.
+    Several pools on one folder share its cells. A pool tries each cell once, and what has failed or diverged before
+    only when that is in `retry`. `show` is called again and again meanwhile.
     """
 
     def __init__(
-        self, folder: Path, jobs: int, config_dir: Path | None, say: Callable[[str], None], fail: Callable[[str], None]
+        self,
+        folder: Path,
+        jobs: int,
+        config_dir: Path | None,
+        say: Callable[[str], None],
+        fail: Callable[[str], None],
+        retry: Collection[str] = (),
+        show: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.folder, self.jobs, self.config_dir, self.say, self.fail = folder, jobs, config_dir, say, fail
+        self.folder, self.jobs, self.config_dir, self.retry = folder, jobs, config_dir, retry
+        self.say, self.fail, self.show = say, fail, show
         self.running: list[Job] = []
         self.seconds: dict[float, float] = {}  # cost of a cell -> what the last such cell took
 
@@ -47,14 +66,16 @@ class Pool:
         """
         for name in ("runs", "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        waiting = [cell for cell in cells if not result(self.run_dir(cell), cell.steps).done]
+        runs = ends(cells)
+        waiting = [cell for cell in runs if self.due(cell)]
         with Stop() as stop:
             stop.graceful()
             try:
                 while (waiting or self.running) and not stop():
-                    self.collect(len(cells), waiting)
+                    self.collect(len(runs), waiting)
                     while len(self.running) < self.jobs and self.start_one(waiting):
                         pass
+                    self.show(self.progress(len(runs), waiting))
                     time.sleep(_PAUSE)
             finally:
                 for job in self.running:
@@ -64,38 +85,43 @@ class Pool:
                     job.claim.release()
             return stop.exit_code if stop() else 0
 
-    def run_dir(self, cell: Cell) -> Path:
-        return self.folder / "runs" / cell.name
+    def due(self, cell: Cell) -> bool:
+        status = look(self.folder, cell).status
+        return status in self.retry or status not in ("finished", "diverged", "failed")
 
     def start_one(self, waiting: list[Cell]) -> bool:
         """Start the first cell that nobody else trains; forget those that somebody else has finished."""
         for cell in list(waiting):
+            if any(other.name == cell.name and other.steps < cell.steps for other in waiting):
+                continue  # its shorter horizons end, and are measured, first
             claim = FileLock(self.folder / "logs" / f"{cell.name}.lock", blocking=False)
-            run = self.run_dir(cell)
             try:
                 claim.acquire()
+                run = place(self.folder, cell)
                 if run.is_dir():
-                    lock(run).release()  # a child may outlive a study that was killed
+                    lock(run).release()  # a child may outlive a study that was killed, for a moment
             except (Timeout, RequestError):
                 claim.release()
                 continue
             waiting.remove(cell)
-            if not result(run, cell.steps).done:
+            if self.due(cell):
                 self.running.append(Job(cell, claim, self.start(cell, run), time.time()))
                 return True
             claim.release()
         return False
 
     def start(self, cell: Cell, run: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "abovemup", "train"]
+        command = [sys.executable, "-m", "abovemup.studies.child", str(os.getpid()), "train"]
         if self.config_dir is not None:
             command.append(f"--config-dir={self.config_dir}")
-        if result(run, cell.steps).status in ("unfinished", "failed"):
-            command.append(f"--resume={run}")
+        if (run / "config.yaml").is_file() and look(self.folder, cell).status in ("unfinished", "failed"):
+            command += [f"--resume={run}", f"train.tokens={cell.tokens}"]
         else:
-            shutil.rmtree(run, ignore_errors=True)  # damaged, or ended before its first line
+            shutil.rmtree(run, ignore_errors=True)  # damaged, diverged, or ended before its first line
             command += [*cell.overrides, f"run.dir={run}"]
         with open(self.folder / "logs" / f"{cell.name}.log", "ab") as log:
+            log.write(f"$ {' '.join(command)}\n".encode())
+            log.flush()
             # In a process group of its own: Ctrl-C reaches it through this process, once.
             return subprocess.Popen(
                 command,
@@ -112,23 +138,26 @@ class Pool:
             self.running.remove(job)
             job.claim.release()
             took = time.time() - job.started
-            found = result(self.run_dir(job.cell), job.cell.steps)
-            told = f"loss {found.loss:.4f}" if found.status == "finished" else found.status
-            if found.done:
-                self.seconds[job.cell.cost] = took
-            else:
+            found = look(self.folder, job.cell)
+            if found.status not in ("finished", "diverged"):
                 log = self.folder / "logs" / f"{job.cell.name}.log"
-                said = log.read_text(errors="replace").rpartition("\nabovemup: ")[2].strip().split("\n")
-                self.fail(f"{job.cell.name} failed: {' '.join(said[:2])} (its log: {log})")
+                self.fail(
+                    f"{job.cell.name} failed: {found.error or f'exit code {job.process.returncode}'} (its log: {log})"
+                )
                 continue
-            done = total - len(waiting) - len(self.running)
-            left = self.estimate([*waiting, *(other.cell for other in self.running)]) / 60
-            self.say(f"{done}/{total}  {job.cell.name}  {told}  {took:.0f} s  about {left:.0f} min left")
+            self.seconds[job.cell.cost] = took
+            told = f"loss {found.loss:.4f}" if found.status == "finished" else found.status
+            self.say(self.progress(total, waiting, job.cell.name, told, f"{took:.0f} s"))
+
+    def progress(self, total: int, waiting: list[Cell], *told: str) -> str:
+        done = total - len(waiting) - len(self.running)
+        left = self.estimate([*waiting, *(job.cell for job in self.running)]) / 60
+        return "  ".join((f"{done}/{total}", *told, *([f"about {left:.0f} min left"] if self.seconds else [])))
 
     def estimate(self, cells: list[Cell]) -> float:
-        """Seconds: each as long as the nearest size that has been timed, larger ones in proportion."""
+        """Seconds, between those of the costs that have been timed, and beyond the largest in proportion to it."""
         if not self.seconds:
             return float("nan")
-        nearest = {cell.cost: min(self.seconds, key=lambda cost: abs(cost - cell.cost)) for cell in cells}
-        each = (self.seconds[nearest[c.cost]] * max(1, c.cost / nearest[c.cost]) for c in cells)
-        return sum(each) / self.jobs
+        known, costs = sorted(self.seconds), np.array([cell.cost for cell in cells])
+        each = np.interp(costs, known, [self.seconds[cost] for cost in known]) * np.maximum(1, costs / known[-1])
+        return float(each.sum()) / self.jobs

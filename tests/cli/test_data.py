@@ -52,6 +52,8 @@ def test_a_tokenizer_that_is_not_the_shards_own_is_refused(text: Path, capsys: p
     assert run(train("data=shards", "data.path=shards", "model.vocab_size=100")) == 2
     assert "model.vocab_size=100" in capsys.readouterr().err
     assert run(train("data=shards", f"data.path={text}")) == 2
+    assert run(train("data=shards")) == 2
+    assert "set data.path" in capsys.readouterr().err
     assert run(train("data=shards", "data.path=nowhere")) == 2
     assert "nowhere" in capsys.readouterr().err
 
@@ -93,6 +95,10 @@ def test_the_cache_is_listed_and_its_names_can_be_used(text: Path, capsys: pytes
     assert run(["data", "list", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert row["source"] == "text"
+    (Path("cache/corpora/nonsense")).mkdir()
+    Path("cache/corpora/nonsense/manifest.json").write_text("[]")
+    assert run(["data", "list"]) == 0
+    assert "damaged" in capsys.readouterr().out
     assert run(["data", "verify", row["name"]]) == 0
     assert run(["data", "inspect", row["name"]]) == 0
     assert run(["data", "verify", "nothing"]) == 2

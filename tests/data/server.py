@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,7 +17,8 @@ class Server:
     """`repos`: name -> [(commit, folder), ...], the newest last. `folders`: first part of the path -> folder.
 
     Faults hit requests of a path that ends in one of `faulty` only: the next `refuse` are answered 429 with
-    Retry-After: 7, then of the next `drop` the connection is closed in the middle of the body.
+    Retry-After: `wait`, then of the next `drop` the connection is closed in the middle of the body. Every answer to
+    such a request takes `pace` seconds.
     """
 
     def __init__(self) -> None:
@@ -27,6 +29,8 @@ class Server:
         self.refuse = 0
         self.refuse_status = 429
         self.drop = 0
+        self.wait = 7  # seconds
+        self.pace = 0.0
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, range
         self.url = ""
 
@@ -84,9 +88,12 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         state = self.state
         state.requests.append((self.command, path, self.headers.get("Range")))
-        if state.refuse and path.endswith(state.faulty):
-            state.refuse -= 1
-            return self._answer(state.refuse_status, b"slow down", {"Retry-After": "7"})
+        if path.endswith(state.faulty):
+            if state.pace:  # a test may watch what is slept
+                time.sleep(state.pace)
+            if state.refuse:
+                state.refuse -= 1
+                return self._answer(state.refuse_status, b"slow down", {"Retry-After": str(state.wait)})
         if path.startswith(("/api/datasets/", "/datasets/")):
             return self._hub(path, body)
         if "/resolve/" in path:  # a model is asked for like a data set

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,61 @@ def test_a_folder_that_holds_something_else_is_left_alone(cache: Path) -> None:
     assert [path.name for path in (cache / "mine").iterdir()] == ["thesis.tex"]
 
 
+def test_nothing_of_a_user_is_in_the_way_or_lost(cache: Path) -> None:
+    source = Fake(TEXTS)
+    out = cache / "out"
+    out.mkdir(parents=True)
+    quiet(job(source, out=out))  # an empty folder may be filled
+    for mine in ("notes.bin", "train-00000.bin"):
+        other = cache / f"{mine}.out"
+        part = cache / f"{mine}.out.part"
+        part.mkdir()
+        (part / mine).write_text("precious")
+        with pytest.raises(RequestError, match=r"out\.part is where it would be made"):
+            quiet(job(source, out=other))
+        assert (part / mine).read_text() == "precious"
+    done = quiet(job(source, out=cache / "new.part")).folder
+    with pytest.raises(RequestError, match=r"new\.part is where"):
+        quiet(job(source, out=cache / "new"))
+    assert contents(done) == contents(out)
+    (cache / "link").symlink_to(cache / "nowhere")
+    (cache / "file").touch()
+    for wrong in ("link", "file", "file/below"):
+        with pytest.raises(RequestError, match=f"{wrong.split('/')[0]} for prepared data: .*Choose another --out"):
+            quiet(job(Fake(TEXTS, fail_at=0), out=cache / wrong))  # before anything is read
+
+
+def test_a_folder_that_would_change_its_own_source_is_refused(cache: Path) -> None:
+    source = Fake(TEXTS)
+    source.place = str(cache)
+    with pytest.raises(RequestError, match="inside of the source"):
+        quiet(job(source, out=cache / "out"))
+    assert source.starts == []
+
+
+def test_what_stopped_at_a_bad_record_goes_on_without_it(
+    cache: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "SAVE", 0.0)
+    texts = [text for text in TEXTS if text is not None]
+    texts[300:300] = [None]  # type: ignore[list-item]
+    source, expected = Fake(texts), quiet(job(Fake(texts), out=cache / "whole"))
+    with pytest.raises(RequestError, match="record 300: is none"):
+        quiet(replace(job(source), skip_bad=False))
+    found = quiet(job(source))
+    assert source.starts[-1] is not None
+    assert contents(found.folder) == contents(expected.folder)
+    with pytest.raises(RequestError, match="leaves out 1 bad records, the first record 300: is none"):
+        quiet(replace(job(source), skip_bad=False))
+
+
+def test_too_little_text_leaves_nothing_behind(cache: Path, text: Path) -> None:
+    jsonl(text, ["", " "])
+    with pytest.raises(RequestError, match="holds no text"):
+        opened(text)
+    assert corpora(cache) == []
+
+
 @pytest.mark.parametrize("texts", [[], [None, None], ["one text"], ["a"] * 5])
 def test_a_source_read_once_without_enough_text_is_refused(cache: Path, texts: list[str | None]) -> None:
     with pytest.raises(RequestError, match="fake:// holds too little text"):
@@ -289,6 +345,11 @@ def test_any_number_of_processes_gives_the_same_bits(cache: Path, small: None) -
             )
 
 
+def _send_half(self: Connection, data: Any) -> None:
+    os.write(self.fileno(), bytes(data)[: 1 + len(data) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Deadly:
     """A recipe whose tokenizer ends its process at the word `die`."""
 
@@ -302,14 +363,17 @@ class Deadly:
     def encode_documents(self, found: list[bytes]) -> list[np.ndarray]:
         if b"die" in found:
             os.kill(os.getpid(), signal.SIGKILL)
+        if b"die sending" in found:
+            Connection._send = _send_half  # type: ignore[attr-defined]
         return [np.frombuffer(text, np.uint8).astype(np.uint32) for text in found]
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_an_error_and_no_hang() -> None:
+@pytest.mark.parametrize("how", [b"die", b"die sending"])
+def test_a_process_that_dies_is_an_error_and_no_hang(how: bytes) -> None:
     def batches() -> Iterator[tuple[list[bytes], int]]:
         for i in range(50):
-            yield [b"die" if i == 20 else b"x" * 2**20], i
+            yield [how if i == 20 else b"x" * 2**20], i
 
     seen: list[int] = []
     with pytest.raises(RunFailed, match="ended from outside"):
@@ -321,6 +385,7 @@ def test_a_process_that_dies_is_an_error_and_no_hang() -> None:
 
 @pytest.mark.slow
 def test_processes_end_when_nobody_wants_more() -> None:
+    """Each is in the middle of writing more than a pipe holds."""
     stream = pool.encoded((([b"x" * 2**20], i) for i in range(10**6)), Deadly(), 2)  # type: ignore[arg-type]
     assert [i for (_, i), _ in zip(stream, range(5), strict=False)] == [0, 1, 2, 3, 4]
     stream.close()
@@ -331,9 +396,10 @@ def test_another_tokenizer_column_or_text_is_another_corpus(cache: Path, text: P
     opened(text)
     opened(text, tokenizer="bpe", vocab_size=300)
     opened(text, tokenizer="bpe", vocab_size=301)
-    opened(text, skip_bad=True)
     opened(jsonl(text.parent / "b.jsonl", sentences(200)))
-    assert len(corpora(cache)) == 5
+    assert len(corpora(cache)) == 4
+    opened(text, skip_bad=True)  # as long as there is nothing to skip
+    assert len(corpora(cache)) == 4
 
 
 @pytest.mark.parametrize("damage", ["short", "missing", "manifest", "tokenizer", "no manifest"])
@@ -380,6 +446,14 @@ def test_a_full_disk_keeps_what_was_written_and_the_same_command_goes_on(
     found = quiet(job(source))
     assert source.starts[-1] is not None
     assert contents(found.folder) == expected
+
+
+def test_a_reader_of_the_lines_that_has_left_is_no_matter_of_the_folder(cache: Path) -> None:
+    def left(line: str) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        prepared(job(Fake(TEXTS)), left)
 
 
 @pytest.mark.parametrize("place", ["a.jsonl", "a.jsonl/cache", "x" * 300, "~nobody_of_this_name/cache"])

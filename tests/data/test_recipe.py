@@ -1,5 +1,6 @@
 """Where tokenizers come from: what is trained, published files, folders, packages, the hub; and what is refused."""
 
+import functools
 import json
 import os
 import pickle
@@ -11,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Tokenizer
-from abovemup.data.recipe import Recipe, load_fast, reopen
+from abovemup.data.recipe import Recipe, load_fast, load_trained, reopen, train_bpe
+from abovemup.data.tokenizer import FastTokenizer, TiktokenTokenizer
 from tests.data.server import Server, serving
 from tests.data.test_tokenizer import BPE, TRAINED, ranks
 
@@ -188,3 +192,35 @@ def test_the_real_llama3() -> None:
     if beside.exists() and recipe.place.endswith("tokenizer.model"):
         fast = load_fast(beside.read_text("utf-8"), cuttable=False)
         assert fast.encode(TEXT) == tokenizer.encode(TEXT)
+
+
+@given(text=st.text(max_size=300))
+@example(text="the theory then  \n\n  '  \u2028 \U0001f999\x00 <|endoftext|> " + "ab" * 300)
+def test_a_bpe_of_ours_by_two_libraries(text: str) -> None:
+    trained = _trained()
+    ours, slow = load_trained(trained), load_fast(trained, cuttable=True)
+    assert isinstance(ours, TiktokenTokenizer)
+    data = [text.encode("utf-8", "replace"), b"\xff\xfe " + text.encode("utf-8", "replace")]
+    for mine, theirs in zip(ours.encode_documents(data), slow.encode_documents(data), strict=True):
+        assert mine.tolist() == theirs.tolist()
+        assert ours.decode(mine.tolist()) == slow.decode(theirs.tolist())
+    assert ours.encode(text) == slow.encode(text)
+    assert (ours.size, ours.eot) == (slow.size, slow.eot)
+
+
+@functools.cache
+def _trained() -> str:
+    return train_bpe([Path(json.__file__).read_text(), Path(functools.__file__).read_text()] * 2, 700)
+
+
+def test_merges_that_two_libraries_read_differently_stay_with_their_own() -> None:
+    """ab is joined before bc: of "abc" comes (ab, c), which is no merge, though abc is a token."""
+    content = json.loads(train_bpe(["ab"], 257))
+    content["model"]["merges"] = [["a", "b"], ["b", "c"], ["a", "bc"]]
+    content["model"]["vocab"] |= {"ab": 256, "bc": 257, "abc": 258}
+    content["added_tokens"][0]["id"] = 259
+    slow = load_trained(json.dumps(content))
+    assert isinstance(slow, FastTokenizer)
+    assert [ids.tolist() for ids in slow.encode_documents([b"abc"])] == [[256, slow.encode("c")[0]]]
+    content["model"]["merges"][2] = ["ab", "c"]
+    assert isinstance(load_trained(json.dumps(content)), TiktokenTokenizer)

@@ -100,8 +100,10 @@ def test_an_edit_in_the_middle_of_a_large_shard_is_found_by_its_checksum(tmp_pat
     writer = ShardWriter(tmp_path, "train", 10, EOT)
     writer.write(np.full(3 * shards.EDGE, 5, np.uint32), 1)
     entries = writer.close()
-    manifest = {"dtype": "uint16", "train": {"shards": entries}, "validation": {"shards": []}}
+    tokenizer = {"file": "tokenizer.json", "hash": hashlib.sha256(b"{}").hexdigest()}
+    manifest = {"dtype": "uint16", "train": {"shards": entries}, "validation": {"shards": []}, "tokenizer": tokenizer}
     (tmp_path / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    (tmp_path / "tokenizer.json").write_text("{}")
     assert flaws(tmp_path) == []
     path = tmp_path / "train-00000.bin"
     data = bytearray(path.read_bytes())
@@ -111,7 +113,10 @@ def test_an_edit_in_the_middle_of_a_large_shard_is_found_by_its_checksum(tmp_pat
     (line,) = flaws(tmp_path)
     assert "train-00000.bin" in line
     path.unlink()
-    assert flaws(tmp_path) == ["train-00000.bin is missing"]
+    (tmp_path / "tokenizer.json").write_text("{ }")
+    assert flaws(tmp_path) == [
+        "train-00000.bin is missing", "tokenizer.json is not the one the tokens were made with"
+    ]  # fmt: skip
 
 
 def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
@@ -121,6 +126,11 @@ def test_an_edited_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="edited"):
         read_manifest(tmp_path)
     assert flaws(tmp_path) == ["manifest.json was edited"]
+    for nonsense in ("", "null", "[]", '"x"', "5", "{}"):
+        (tmp_path / "manifest.json").write_text(nonsense)
+        assert flaws(tmp_path) == ["manifest.json was edited"]
+    (tmp_path / "manifest.json").unlink()
+    assert "data prepare" in flaws(tmp_path)[0]
 
 
 def test_dtype_by_vocabulary() -> None:

@@ -67,4 +67,6 @@ def test_no_process_outlives_the_command(folder: Path, signum: int, code: int) -
 
 
 def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Started by any of its threads."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(each) for found in lists for each in found.read_text().split()]

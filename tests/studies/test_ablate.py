@@ -1,16 +1,14 @@
 """What an ablation's file and its overrides ask for, and which of its points are one run."""
 
-import dataclasses
 import json
-import math
 from pathlib import Path
 
 import pytest
 
-from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
-from abovemup.studies.ablate import Point, curves, files, load, points, report, values
-from abovemup.studies.cells import Result, cell, result
+from abovemup.studies.ablate import Point, curves, files, load, points, report
+from abovemup.studies.cells import Result
+from tests.studies.test_cells import written
 
 SMALL = ["model.width=64,128", "optimizer.lr=log2range(-4,-3,1)"]
 
@@ -20,21 +18,6 @@ def asked(*overrides: str) -> list[Point]:
     keys = [o.partition("=")[0] for o in overrides]
     small = [o for o in SMALL if o.partition("=")[0] not in keys]
     return list(points(load("parameterization", [*small, *one, *overrides], None), None))
-
-
-def name(*overrides: str) -> str:
-    return cell(compose(["data=synthetic", *overrides]), []).name
-
-
-def test_a_grid_is_a_list_or_a_range_with_its_end() -> None:
-    assert values("log2range(-9,-7.5,0.5)") == ["2^-9", "2^-8.5", "2^-8", "2^-7.5"]
-    assert values("log2range(1,-1,-1)") == ["2^1", "2^0", "2^-1"]
-    assert values([1, None, True, "2^-4"]) == ["1", "null", "true", "2^-4"]
-    assert values("64,128") == ["64", "128"]
-    assert values("[a,b],[c]") == ["[a,b]", "[c]"]
-    for wrong in ("log2range(-9,-7.6,0.5)", "log2range(1,2,-1)", "log2range(1,2,0)", "log2range(a,2,1)"):
-        with pytest.raises(RequestError, match="expected log2range"):
-            values(wrong)
 
 
 def test_overrides_replace_an_axis_or_hold_everywhere() -> None:
@@ -78,69 +61,13 @@ def test_arms_that_are_the_same_run_share_a_cell() -> None:
     assert len({p.cell.name for p in got}) == 2 * 2 * (1 + 2)
 
 
-def test_a_cell_is_what_the_run_is() -> None:
-    one = name()
-    same = [
-        "parameterization=mup",
-        "parameterization.base_width=32",
-        "tracking.every=5",
-        "run.name=x",
-        "checkpoint.every=3",
-        "model.base.width=64",
-        "tracking=local",
-    ]
-    assert {name(override) for override in same} == {one}
-    other = [
-        *("optimizer.lr=0.3", "train.seed=1", "data.seed=1", "train.steps=7", "eval.tokens=4096", "optimizer=muon"),
-        *("model.residual=completep", "model.depth_init=identity", "optimizer.lr_scale.head=2", "train.threads=2"),
-        *("parameterization=standard model.width=128", "model.width=128", "optimizer.momentum=0.5", "norms.every=5"),
-    ]
-    assert len({one, *(name(*override.split()) for override in other)}) == 1 + len(other)
-    # Of the same weights, another scale of the attention.
-    at = ["model.head_dim=32", "model.base.head_dim=16"]
-    assert name(*at, "parameterization=standard") != name(*at, "parameterization=above_mup")
-
-
-def test_a_setting_that_is_added_later_leaves_old_cells_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = compose([])
-    longer = dataclasses.make_dataclass(
-        "Schedule", [("new", int, 3)], bases=(type(experiment.schedule),), frozen=True, kw_only=True
-    )
-    settings = dataclasses.asdict(experiment.schedule)
-    added = dataclasses.replace(experiment, schedule=longer(**settings))
-    changed = dataclasses.replace(experiment, schedule=longer(**settings, new=4))
-    assert cell(added, []).name == cell(experiment, []).name != cell(changed, []).name
-
-
-def written(folder: Path, status: str, rows: int, loss: float | None = 3.5) -> Path:
-    folder.mkdir()
-    (folder / "config.yaml").write_text("a: 1")
-    (folder / "summary.json").write_text(json.dumps({"status": status, "val_loss": loss, "output_norm": 2.0}))
-    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}}}\n' for step in range(rows)))
-    return folder
-
-
-def test_finished_means_present_and_whole(tmp_path: Path) -> None:
-    assert result(tmp_path, 5).status == "missing"
-    assert result(written(tmp_path / "a", "finished", 6), 5) == Result("finished", 3.5, 2.0)
-    assert result(written(tmp_path / "b", "finished", 5), 5).status == "damaged"
-    assert result(written(tmp_path / "c", "finished", 6, None), 5).status == "damaged"
-    assert result(written(tmp_path / "d", "diverged", 3, 9.0), 5).loss == math.inf
-    assert result(written(tmp_path / "e", "failed", 3), 5).status == "failed"
-    assert result(written(tmp_path / "f", "interrupted", 3), 5).status == "unfinished"
-    (tmp_path / "a" / "summary.json").write_text("{")
-    assert result(tmp_path / "a", 5).status == "damaged"
-    (tmp_path / "b" / "summary.json").unlink()
-    assert result(tmp_path / "b", 5).status == "damaged"
-
-
 def test_the_report_of_a_study_that_has_hardly_begun(tmp_path: Path) -> None:
     ablation = load("parameterization", [*SMALL, "train.seed=1,2"], None)
     got = list(points(ablation, None))
     (tmp_path / "runs").mkdir()
     for p in got[:7]:
         if not (folder := tmp_path / "runs" / p.cell.name).exists():
-            written(folder, "finished", p.cell.steps + 1)
+            written(folder, "finished", p.cell.steps + 1, {p.cell.steps: 3.5})
     out = report(ablation, got, tmp_path)
     assert out["cells"] == {"finished": 3, "missing": 21}
     assert len(out["table"]) == 12
@@ -153,7 +80,7 @@ def test_the_report_of_a_study_that_has_hardly_begun(tmp_path: Path) -> None:
 def test_curves_say_which_arms_are_the_same_runs() -> None:
     ablation = load("parameterization", [*SMALL, "train.seed=1"], None)
     got = list(points(ablation, None))
-    results = {p.cell.name: Result("finished", 4.0) for p in got}
+    results = {p.cell.id: Result("finished", 4.0) for p in got}
     same = {(c.arm, c.size): c.same_as for c in curves(ablation, got, results)}
     assert same[("scion", "standard"), "64"] is None
     assert same[("scion", "above_mup"), "64"] == ("scion", "standard")

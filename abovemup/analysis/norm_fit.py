@@ -1,0 +1,214 @@
+"""The optimal norm of a scan: loss over log2(norm) as a parabola, its vertex, and what it says over horizons or models.
+
+The procedure is that of arXiv:2510.03871, appendix A.4, with typed refusals where it would be nonsense. Of equal losses
+the one with the smaller std, then the larger norm, is the lowest; of batch sizes with equal losses, the larger.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+CELL = ["model", "tokens", "batch"]  # one parabola; tokens is the horizon, batch is in tokens
+NEAREST = 7
+
+
+class FitRefused(Exception):
+    """A fit would be nonsense: `reason` is one word for programs; the text says what is wrong, and what to do."""
+
+    def __init__(self, reason: str, text: str):
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Parabola:
+    """loss = a x^2 + b x + c over x = log2(norm). Errors are standard errors; nan when no point is left over."""
+
+    a: float
+    b: float
+    c: float
+    x: float
+    loss: float
+    x_error: float
+    loss_error: float
+    points: int
+    beyond: bool  # the vertex lies outside the points that were fitted, though within those there are
+
+
+def initial_loss(vocab_size: int, width: int) -> float:
+    """The loss (nats) of a head whose rows have norm 1/sqrt(width), before training: the intercept at norm 1."""
+    return math.log(vocab_size) + 1 / (2 * width)
+
+
+def lowest(x: Array, loss: Array, std: Array, lr: Array | None = None) -> int:
+    """Index of the smallest finite loss. FitRefused: nothing finite, fewer than 3 points, flat, at an edge.
+
+    All (n,), in any order; a loss that is not finite is a run that diverged. Without lr the grid is that of the norms.
+    """
+    finite = np.flatnonzero(np.isfinite(loss) & np.isfinite(x))
+    if not len(finite):
+        raise FitRefused("nothing_finite", "no run has a finite loss and norm: lower the lr grid.")
+    if (count := len(np.unique(x[finite]))) < 3:
+        raise FitRefused("few_points", f"{count} finite points: run at least 3 learning rates.")
+    if np.ptp(loss[finite]) <= 1e-10 * np.abs(loss[finite]).max():
+        raise FitRefused("flat", f"every loss is {loss[finite[0]]:.4g}: train longer, or widen the lr grid.")
+    best = int(max(finite, key=lambda i: (-loss[i], -std[i], x[i])))
+    lrs = lr if lr is not None and np.isfinite(lr[finite]).all() else x
+    for side, end in ((-1, np.min), (1, np.max)):
+        if end(lrs[finite]) == lrs[best] or end(x[finite]) == x[best]:
+            beyond = lrs[side * lrs > side * lrs[best]] if lrs is lr else x[:0]
+            advice = f"extend lr {'up' if side > 0 else 'down'}"
+            if len(beyond):
+                advice = f"add lr between {lrs[best]:.4g} and {min(beyond, key=lambda at: abs(at - lrs[best])):.4g}"
+            elif lrs is lr:
+                advice = f"extend lr to {lrs[best] * 4.0**side:.4g}"
+            where = "largest" if side > 0 else "smallest"
+            raise FitRefused("edge", f"the lowest loss is at the {where} lr or norm: {advice}.")
+    return best
+
+
+def parabola(
+    x: Array, loss: Array, std: Array, intercept: float | None, lr: Array | None = None, k: int = NEAREST
+) -> Parabola:
+    """The weighted parabola through the k points nearest in x to the lowest. All (n,); loss in nats, x = log2(norm).
+
+    `intercept` fixes c. Weights are 1/max(std^2, 1e-12), or equal when every std is 0. Raises FitRefused.
+    """
+    seed = lowest(x, loss, std, lr)
+    finite = np.flatnonzero(np.isfinite(loss) & np.isfinite(x))
+    order = finite[np.argsort(np.abs(x[finite] - x[seed]), kind="stable")]
+    used, rest = list(order[:k]), list(order[k:])
+    for side in (-1, 1):
+        missing = [i for i in rest if side * (x[i] - x[seed]) > 0]
+        if missing and not any(side * (x[i] - x[seed]) > 0 for i in used):
+            used[-1] = missing[0]  # the farthest
+    xs, ys, stds = x[used], loss[used], std[used]
+    root = np.ones(len(used)) if not stds.any() else 1 / np.sqrt(np.maximum(stds**2, 1e-12))
+    terms = np.stack([xs**2, xs] + ([np.ones_like(xs)] if intercept is None else []), axis=1) * root[:, None]
+    target = (ys - (intercept or 0.0)) * root
+    found, *_ = np.linalg.lstsq(terms, target, rcond=None)
+    a, b = float(found[0]), float(found[1])
+    c = intercept if intercept is not None else float(found[2])
+    if a <= 1e-10:
+        shape = "flat" if abs(a) <= 1e-10 else "concave"
+        raise FitRefused(shape, f"the parabola is {shape} (a = {a:.2g}): more learning rates near the lowest loss.")
+    vertex, bottom = -b / (2 * a), c - b * b / (4 * a)
+    if not x[finite].min() <= vertex <= x[finite].max() or bottom < ys.min() - np.ptp(ys):
+        ends = f"2^{x[finite].min():.2f} to 2^{x[finite].max():.2f}"
+        text = f"the vertex 2^{vertex:.2f} with loss {bottom:.4g} lies outside the points, {ends}"
+        raise FitRefused("outside", f"{text}: more learning rates near the lowest loss.")
+    spare = len(used) - terms.shape[1]
+    scale = ((target - terms @ found) @ (target - terms @ found)) / spare if spare else math.nan
+    covariance = scale * np.linalg.pinv(terms.T @ terms)
+    by_vertex = np.array([b / (2 * a**2), -1 / (2 * a), 0.0])[: len(found)]
+    by_loss = np.array([b**2 / (4 * a**2), -b / (2 * a), 1.0])[: len(found)]
+    errors = [float(np.sqrt(by @ covariance @ by)) for by in (by_vertex, by_loss)]
+    beyond = not xs.min() <= vertex <= xs.max()
+    return Parabola(a, b, c, vertex, bottom, errors[0], errors[1], len(used), beyond)
+
+
+def nearest_lr(x: Array, loss: Array, lr: Array, at: Parabola) -> float:
+    """The lr of the observed point, of all learning rates, that is nearest to the vertex in (x, loss)."""
+    distance = np.where(np.isfinite(loss), (x - at.x) ** 2 + (loss - at.loss) ** 2, np.inf)
+    return float(lr[np.argmin(distance)])
+
+
+def optimum(cell: dict[str, Array], intercept: float | None, k: int = NEAREST, fitted: bool = True) -> dict[str, Any]:
+    """The best norm (log2), loss and lr of a cell's points {x, loss, std, lr}: fitted, or of the lowest point."""
+    x, loss, lr = cell["x"], cell["loss"], cell["lr"]
+    if not fitted:
+        best = lowest(x, loss, cell["std"], lr)
+        return {"x": float(x[best]), "loss": float(loss[best]), "lr": float(lr[best])}
+    found = parabola(x, loss, cell["std"], intercept, lr, k)
+    return asdict(found) | {"lr": nearest_lr(x, loss, lr, found)}
+
+
+def cells(points: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Array]]:
+    """(model, tokens, batch) -> arrays, seeds of one lr averaged (as the paper: arithmetic means, std over seeds)."""
+    out = {}
+    for key, group in points.groupby(CELL, sort=True, dropna=False):
+        if group.lr.notna().all() and group.lr.duplicated().any():
+            seeds = group.assign(norm=2**group.x).groupby("lr")
+            mean = seeds[["norm", "loss"]].mean()
+            spread = seeds.loss.std().fillna(0.0)
+            group = pd.DataFrame({"x": np.log2(mean.norm), "loss": mean.loss, "std": spread, "lr": mean.index})
+        out[key] = {name: group[name].to_numpy(float) for name in ("x", "loss", "std", "lr")}
+    return out
+
+
+def optima(points: pd.DataFrame, intercept: float | None, k: int = NEAREST, fitted: bool = True) -> pd.DataFrame:
+    """One row a cell: its optimum, or `reason` and `advice`; `lowest` is the smallest loss that was seen there."""
+    rows = []
+    for key, cell in cells(points).items():
+        finite = cell["loss"][np.isfinite(cell["loss"])]
+        row = dict(zip(CELL, key, strict=True)) | {"runs": len(finite), "lowest": finite.min(initial=math.inf)}
+        row |= dict.fromkeys(("x", "x_error", "loss", "loss_error", "lr"), math.nan) | {"reason": "", "advice": ""}
+        try:
+            row |= optimum(cell, intercept, k, fitted)
+        except FitRefused as refusal:
+            row |= {"reason": refusal.reason, "advice": str(refusal)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def with_variants(points: dict[str, pd.DataFrame], intercept: float | None) -> pd.DataFrame:
+    """The optima of `points` ("smoothed" first, then "raw" if there are) with lr as mean over the paper's variants.
+
+    {lowest point, fixed intercept, free intercept} x {smoothed, raw}; lr_std (ddof 1) is the paper's error bar, and
+    `variants` says how many of them gave an optimum. Refusals and norms are those of the first fit.
+    """
+    out = optima(next(iter(points.values())), intercept)
+    fits = [(None, True), (None, False)] if intercept is None else [(intercept, True), (None, True), (None, False)]
+    frames = [optima(frame, c, fitted=fitted) for frame in points.values() for c, fitted in fits]
+    lrs = np.stack([frame.lr.to_numpy() for frame in frames])
+    out["variants"] = sum(frame.x.notna() for frame in frames)
+    some = out.x.notna() & np.isfinite(lrs).any(axis=0)
+    out["lr_nearest"] = out.lr
+    out.loc[some, "lr"] = np.nanmean(lrs[:, some], axis=0)
+    out["lr_std"] = [float(np.nanstd(v, ddof=1)) if np.isfinite(v).sum() > 1 else math.nan for v in lrs.T]
+    return out
+
+
+def best_batches(found: pd.DataFrame) -> pd.DataFrame:
+    """Of each (model, tokens) the batch with the lowest fitted loss; `reason` where it is at an edge or not known."""
+    rows = []
+    for _, group in found.groupby(CELL[:2], sort=True, dropna=False):
+        fitted = group[group.x.notna()] if "x" in group else group
+        if fitted.empty:
+            rows.append(group.iloc[0])
+            continue
+        row = fitted.sort_values(["loss", "batch"], ascending=[True, False]).iloc[0].copy()
+        row["reason"] = row["advice"] = ""
+        lower = group[(group.lowest < row.loss) & group.x.isna()] if "lowest" in group else fitted.iloc[:0]
+        ends = {group.batch.min(): "down", group.batch.max(): "up"}
+        if len(lower):
+            row["reason"] = "batch_unknown"
+            row["advice"] = f"batch {lower.batch.iloc[0]:.0f} is lower, and there {lower.advice.iloc[0]}"
+        elif row.batch in ends and group.batch.nunique() > 1:
+            row["reason"] = "batch_edge"
+            row["advice"] = f"the best batch is the last of the grid, {row.batch:.0f}: extend it {ends[row.batch]}."
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def band(best: pd.DataFrame, points: pd.DataFrame) -> dict[str, Any]:
+    """The optimal norm: mean and population std of log2(norm) over horizons or models; its losses in `points`.
+
+    One group has no spread: the band is its vertex's error. FitRefused when no best batch is known.
+    """
+    known = best[best.reason == ""]
+    if known.empty:
+        raise FitRefused(best.reason.iloc[0], best.advice.iloc[0])
+    mean, std = float(known.x.mean()), float(known.x.std(ddof=0))
+    half = std if len(known) > 1 else float(known.x_error.iloc[0])
+    inside = points[(points.x - mean).abs().le(half) & np.isfinite(points.loss)]
+    losses = [
+        dict(zip(CELL, key, strict=False)) | {"pairs": len(g), "lowest": g.loss.min(), "highest": g.loss.max()}
+        for key, g in inside.groupby(CELL[:2], dropna=False)
+    ]
+    return {"log2_norm": mean, "half_width": half, "groups": len(known), "losses_inside": losses}

@@ -1,0 +1,123 @@
+"""Making shards against `datasets.map` with the same tokenizer, reading them against a copy, and prepare's memory."""
+
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from abovemup.bench.ratio import Ratio
+from abovemup.config.compose import compose
+from abovemup.config.resolve import cores
+from abovemup.data.corpus import open_corpus
+from abovemup.data.prepare import prepared
+from abovemup.data.progress import Job
+from abovemup.data.readers import BadRecords
+from abovemup.data.recipe import Recipe, train_bpe
+from abovemup.data.sources import find_source
+from abovemup.data.split import documents
+
+VOCAB, TURNS = 8192, 3
+SEQ_LEN, TOKENS = 128, 2**16  # of a window and of a batch
+# A process that says the peak of its memory and of its largest worker, in kB; its own counter starts at exec's shell.
+PEAK = (
+    "import resource, sys\nfrom abovemup.cli.main import run\ncode = run(sys.argv[1:])\n"
+    "print(*(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))\n"
+    "sys.exit(code)"
+)
+
+
+def data(timed: int = 20, small: int = 10, large: int = 100, batches: int = 200) -> list[Ratio]:
+    """`timed`, `small` and `large`: MB of source."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = written(Path(folder) / "timed.jsonl", timed)
+        (Path(folder) / "tokenizer.json").write_text(train_bpe(itertools.islice(texts(text), 500), VOCAB))
+        ratios = [tokenising(Path(folder), text), reading(text, batches)]
+        most, least = (peak(written(Path(folder) / f"{size}.jsonl", size)) for size in (large, small))
+    name = f"peak memory of data prepare, {large} MB of text over {small} MB"
+    return [*ratios, Ratio(name, most, least, "MB", 1.2)]
+
+
+def written(path: Path, size: int) -> Path:
+    """`size` MB of JSON lines: the standard library's sources over and over, each turn from another line on."""
+    source = find_source(compose(["data=stdlib"]).data)
+    sources = [document.data.decode("utf-8", "replace") for document in documents(source, BadRecords(False))]
+    with path.open("w") as file:
+        for turn, text in ((turn, text) for turn in itertools.count() for text in sources):
+            lines = text.splitlines(keepends=True)
+            cut = 7 * turn % max(1, len(lines))
+            file.write(json.dumps({"text": f"{turn}\n" + "".join(lines[cut:] + lines[:cut])}) + "\n")
+            if file.tell() >= size * 10**6:
+                break
+    return path
+
+
+def texts(path: Path) -> Any:
+    return (json.loads(line)["text"] for line in path.open())
+
+
+def tokenising(folder: Path, text: Path) -> Ratio:
+    """MB of text a second, all cores, in turns: ours from the file to checked shards of two splits; theirs from a
+    table at hand to one with a column of ids. Both start their processes."""
+    import datasets
+    from tokenizers import Tokenizer
+
+    datasets.disable_progress_bars()
+    exp = compose(["data=text", f"data.path={text}", "tokenizer=hf", f"tokenizer.path={folder}"])
+    table = datasets.Dataset.from_dict({"text": list(texts(text))}).cast_column("text", datasets.Value("string"))
+    table.save_to_disk(folder / "table")
+    table = datasets.load_from_disk(folder / "table")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def ids(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
+        return {"ids": [encoding.ids for encoding in tokenizer.encode_batch_fast(batch["text"])]}
+
+    def ours(turn: int) -> None:
+        prepared(Job(find_source(exp.data), Recipe(exp.tokenizer), False, None, folder / f"out{turn}", cores()), _quiet)
+
+    def theirs(turn: int) -> None:
+        table.map(ids, batched=True, num_proc=cores(), load_from_cache_file=False, remove_columns=["text"])
+
+    times = [[_seconds(work, turn) for work in (ours, theirs)] for turn in range(TURNS)]
+    mine, other = (min(column) for column in zip(*times, strict=True))  # what else the machine does only adds
+    size = sum(len(text.encode()) for text in texts(text)) / 1e6
+    name = f"tokenising with {cores()} processes over datasets.map"
+    return Ratio(name, size / mine, size / other, "MB/s", 1.3, at_least=True)
+
+
+def _quiet(line: str) -> None:
+    pass
+
+
+def _seconds(work: Any, turn: int) -> float:
+    began = time.perf_counter()
+    work(turn)
+    return time.perf_counter() - began
+
+
+def reading(text: Path, batches: int) -> Ratio:
+    """Batches of TOKENS tokens, in turns with a copy of the very tensor that came."""
+    exp = compose(["data=text", f"data.path={text}", f"train.seq_len={SEQ_LEN}", "data.allow_repeat=true"])
+    corpus, count = open_corpus(exp, _quiet), TOKENS // SEQ_LEN
+    times: list[tuple[float, float]] = []
+    for i in range(batches):
+        began = time.perf_counter()
+        batch = corpus.batch(i * count, count)
+        between = time.perf_counter()
+        batch.clone()
+        times.append((between - began, time.perf_counter() - between))
+    size = count * (SEQ_LEN + 1) * 8 / 1e9
+    mine, other = (size / statistics.median(column) for column in zip(*times, strict=True))
+    return Ratio(f"reading batches of {SEQ_LEN} tokens over copying them", mine, other, "GB/s", 0.5, at_least=True)
+
+
+def peak(text: Path) -> float:
+    """MB of `data prepare` and its largest worker. The shell between keeps this process's own peak out of it."""
+    command = [sys.executable, "-c", PEAK, "data", "prepare", "text", "--path", str(text), "--workers", str(cores())]
+    shell = ["sh", "-c", '"$@"; exit $?', "sh", *command, "--out", f"{text}.shards"]
+    done = subprocess.run(shell, check=True, capture_output=True, text=True)
+    return sum(map(int, done.stdout.split()[-2:])) * 1024 / 1e6

@@ -1,0 +1,53 @@
+"""`abovemup predict`: the lr and the batch size that a fit advises for a number of tokens."""
+
+from typing import Annotated
+
+import typer
+
+from abovemup.cli.options import Config, Debug, Json, Overrides
+
+
+def predict(
+    tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to train on: 10B, 2^33.")],
+    overrides: Overrides = None,
+    batch_size: Annotated[str | None, typer.Option(metavar="N", help="In tokens; the best, by default.")] = None,
+    source: Annotated[str, typer.Option("--from", metavar="FIT|paper", help="What `fit rule --json` wrote.")] = "paper",
+    config: Config = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Advise lr and batch size for a run; of KEY=VALUE and --config, say what is not the fit's conditions."""
+    from abovemup.analysis.predict import differences, read_fit
+    from abovemup.analysis.predict import predict as advise
+    from abovemup.cli.output import print_json, print_table
+    from abovemup.config.cadence import parse_tokens
+    from abovemup.config.compose import compose
+    from abovemup.config.keys import flatten
+
+    fit = read_fit(source)
+    answer = advise(fit, parse_tokens(tokens), parse_tokens(batch_size) if batch_size else None)
+    asked = flatten(compose(list(overrides or []), config_file=config)) if overrides or config else {}
+    answer |= {"conditions": fit["conditions"], "differences": differences(fit["conditions"], asked)}
+    if json:
+        print_json(answer)
+        return
+    rows = []
+    for of, name in (("batch", "best batch (tokens)"), ("lr", f"lr at batch {answer['batch_used']:,.0f}")):
+        if of in answer:
+            at, mean, single = (answer[of][key] for key in ("log2", "interval", "single"))
+            spans = [f"{2**low:.4g} to {2**high:.4g}" for low, high in (mean, single)]
+            rows.append([name, f"{2**at:.4g} = 2^{at:.2f}", *spans])
+    print_table(["", "advice", "95 %", "95 %, one more optimum"], rows)
+    if "batch" in answer:
+        print("Beyond the best batch more devices buy no better loss at these tokens: it is the most they can share.")
+    if band := answer["log2_norm"]:
+        norm = f"2^({band['log2_norm']:.2f} +- {band['half_width']:.2f})"
+        print(f"Output norm to expect at the end if lr is right, which it does not prove: {norm}.")
+    for row in answer["low_sensitivity"]:
+        print(f"Within 0.5 % of the best at {row['tokens']:.4g} tokens: lr {row['lr']:.4g}, batch {row['batch']:,.0f}")
+    for of, each in answer["beyond"].items():
+        for name, octaves in each.items():
+            print(f"Extrapolated: {name} is {octaves:.2g} octaves outside what the law of {of} was fitted on.")
+    if answer["differences"]:
+        print(f"Not the {'paper' if source == 'paper' else 'fit'}'s conditions: {'; '.join(answer['differences'])}.")
+    print(f"Holds for: {', '.join(f'{key}={value}' for key, value in answer['conditions'].items())}.")

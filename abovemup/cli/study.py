@@ -1,0 +1,178 @@
+"""`abovemup study`, and what the verbs that run studies share: their options, the live table, the exit code."""
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from abovemup.cli.options import Debug, Json
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from abovemup.studies.cells import Cell
+    from abovemup.studies.pool import Pool
+
+
+class Again(StrEnum):
+    failed = "failed"
+    diverged = "diverged"
+
+
+Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once; cores over train.threads.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, how long it would take and on what disk.")]
+Retry = Annotated[
+    list[Again] | None,
+    typer.Option("--retry", help="Try again what has failed (from its checkpoint), or diverged (from its beginning)."),
+]
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command("status")
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A study: studies/NAME.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """How the cells of a study stand, from any terminal that sees its folder."""
+    from abovemup.cli.output import print_json
+    from abovemup.studies.board import announced, rows
+
+    table = rows(folder, announced(folder))
+    print_json({"dir": str(folder), "cells": table}) if json else print_rows(table)
+
+
+def conduct(
+    folder: Path, cells: "list[Cell]", jobs: int | None, config_dir: Path | None, retry: Any, dry: bool, json: bool
+) -> int:
+    """Train the cells, seen live on a terminal and line by line elsewhere. Returns the code of a signal, or 0.
+
+    `dry` ends the command with the cells, how they stand, and what is left to do.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from abovemup.config.resolve import cores
+    from abovemup.studies.board import announce
+    from abovemup.studies.pool import Pool
+
+    console = Console(stderr=json)
+    real = console.is_terminal and not console.is_dumb_terminal
+    live = Live(console=console, auto_refresh=False, transient=True)
+
+    def say(text: str) -> None:
+        if not real:
+            typer.echo(text, err=json)
+
+    def fail(text: str) -> None:
+        typer.echo(f"abovemup: {text}", err=True)
+
+    pool = Pool(folder, jobs or max(1, cores() // max(cell.threads for cell in cells)), config_dir, say, fail, retry)
+    if dry:
+        print_plan(pool, cells, json)
+        raise typer.Exit(0)
+    announce(folder, cells)
+    if not real:
+        return pool.train(cells)
+    with live:
+        pool.show = shower(folder, cells, live)
+        return pool.train(cells)
+
+
+def print_plan(pool: "Pool", cells: "list[Cell]", json: bool) -> None:
+    from rich.filesize import decimal
+
+    from abovemup.cli.output import print_json, print_table
+    from abovemup.studies.board import rows
+    from abovemup.studies.plan import plan
+
+    table, found = rows(pool.folder, cells), plan(pool, cells)
+    if json:
+        print_json({**found, "table": table})
+        return
+    print_rows(table)
+    print()
+    print_table(["", ""], {**found, "disk, about": decimal(found["disk, about"])}.items())
+
+
+def exit_code(statuses: Iterable[str]) -> int:
+    """Of a study: 0 all cells finished, else 4 if any failed, else 3."""
+    left = {*statuses} - {"finished"}
+    return 4 if left - {"diverged"} else 3 if left else 0
+
+
+def print_rows(table: list[dict[str, Any]]) -> None:
+    from abovemup.cli.output import print_table
+
+    columns, cells = readable(table)
+    print_table(columns, cells)
+    print(summary(table))
+
+
+def summary(table: list[dict[str, Any]]) -> str:
+    """How many of each status, and the best so far."""
+    from collections import Counter
+
+    from abovemup.studies.board import best
+
+    counts = ", ".join(f"{count} {status}" for status, count in Counter(row["status"] for row in table).items())
+    first = best(table)
+    if first is None:
+        return f"cells: {counts}"
+    where = " ".join(f"{key}={first[key]}" for key in list(first)[: list(first).index("status")])
+    return f"cells: {counts}; best: val loss {first['val_loss']:.4f}, {where or first['cell']}"
+
+
+def readable(table: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Columns and cells as texts, without the columns in which nothing stands."""
+    rows = []
+    for row in table:
+        row = {key: _text(value) for key, value in row.items()}
+        row["step"] += f"/{row.pop('steps')}"
+        row["ETA"] = row.pop("seconds_left")
+        row["error"], row["cell"] = row.pop("error"), row.pop("cell")
+        rows.append(row)
+    columns = [key for key in rows[0] if any(row[key] for row in rows)]
+    return [column.replace("_", " ") if "." not in column else column for column in columns], [
+        [row[column] for column in columns] for row in rows
+    ]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.4f}" if math.isfinite(value) else "" if math.isnan(value) else str(value)
+
+
+def shower(folder: Path, cells: "list[Cell]", live: "Live") -> Callable[[str], None]:
+    """Draws, at most once a second, as many rows as fit: what runs first, then what went wrong, then the rest."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from abovemup.studies.board import rows
+    from abovemup.studies.cells import Result
+
+    known: dict[tuple[str, int], Result] = {}
+    order = ("running", "failed", "damaged", "diverged", "unfinished", "finished", "missing")
+    drawn = -math.inf
+
+    def show(progress: str) -> None:
+        nonlocal drawn
+        if time.monotonic() < drawn + 1:
+            return
+        table = rows(folder, cells, known)
+        columns, texts = readable(sorted(table, key=lambda row: order.index(row["status"])))
+        view = Table(*columns, box=None, pad_edge=False)
+        for row in texts[: max(1, live.console.height - 5)]:
+            view.add_row(*map(Text, row))
+        below = f"{summary(table)}\n{progress}    all: abovemup study status {folder}"
+        live.update(Group(view, Text(below)), refresh=True)
+        drawn = time.monotonic()
+
+    return show

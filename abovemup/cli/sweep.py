@@ -1,0 +1,50 @@
+"""`abovemup sweep`."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from abovemup.cli.options import ConfigDir, Debug, Json
+from abovemup.cli.study import DryRun, Jobs, Retry
+
+
+def sweep(
+    overrides: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUES",
+            help="A,B  choice(A,B)  range(A,B,STEP)  glob(*)  log2range(A,B,STEP) with its end, or one value.",
+        ),
+    ],
+    config_dir: ConfigDir = None,
+    folder: Annotated[Path | None, typer.Option("--dir", help="Where its runs lie; studies/sweep-HASH.")] = None,
+    jobs: Jobs = None,
+    dry_run: DryRun = False,
+    retry: Retry = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Train every combination of what is given: abovemup sweep optimizer.lr='log2range(-6,-2,1)' model.width=64,128
+
+    What has a result is not run again and what was interrupted goes on; --retry says what else is tried again.
+    Several train.tokens under a constant schedule are read from one run.
+    """
+    from abovemup.cli import study
+    from abovemup.cli.output import print_json
+    from abovemup.studies.board import alone, best, rows
+    from abovemup.studies.sweep import cells_of, write_points
+
+    cells = cells_of(overrides, config_dir)
+    folder = folder or Path("studies") / f"sweep-{hashlib.sha256(repr(sorted(overrides)).encode()).hexdigest()[:8]}"
+    code = study.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json)
+    table = rows(folder, cells)
+    with alone(folder):
+        write_points(table, folder / "points.csv")
+    if json:
+        print_json({"dir": str(folder), "cells": table, "best": best(table)})
+    else:
+        study.print_rows(table)
+        print(f"points.csv and the runs are in {folder}")
+    raise typer.Exit(code or study.exit_code(row["status"] for row in table))

@@ -1,0 +1,96 @@
+"""What a study varies: `KEY=VALUES` in Hydra's sweep grammar, and the grid of settings that follows."""
+
+import itertools
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from abovemup.config.conf import choices
+from abovemup.config.errors import RequestError
+from abovemup.config.numbers import parse_float
+from abovemup.config.values import shown
+
+Axes = dict[
+    str, list[str]
+]  # a key, or several with a comma between them, to the values that it (they all) take in turn
+
+_LOG2RANGE = re.compile(r"log2range\((.+),(.+),(.+)\)")
+_MEASURED = {"eval.every": "pow2", "norms.every": "pow2"}  # by a run that serves several horizons
+
+
+def typed(overrides: list[str]) -> dict[str, str]:
+    """Key to what was typed for it. Raises RequestError for one that a study sets itself, or is given twice."""
+    found: dict[str, str] = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise RequestError(f"{key}: not KEY=VALUE.")
+        if key in found:
+            raise RequestError(f"{key} is given twice: keep one.")
+        if key.startswith("run."):
+            raise RequestError(f"{key}: each cell has a folder of its own, in --dir.")
+        found[key] = value
+    return found
+
+
+def values(key: str, given: Any, config_dir: Path | None = None) -> list[str]:
+    """A list, or what was typed, as it was typed: values with commas between them, or one of Hydra's functions
+    (choice, range, glob, sort), or log2range(first,last,step), its end included. Raises RequestError."""
+    if isinstance(given, list):
+        return list(dict.fromkeys(map(shown, given)))
+    text = shown(given).strip()
+    if found := _LOG2RANGE.fullmatch(text):
+        return _log2range(text, *found.groups())
+    if found := re.fullmatch(r"choice\((.*)\)", text):
+        text = found[1]
+    elif re.match(r"(range|glob|interval|sort|shuffle|tag|int|float|str|bool)\(", text):
+        return _hydra(key, text, config_dir)
+    # A comma within a list, a mapping or quotes separates nothing. Not Hydra's: it has no 2^-4.
+    return list(dict.fromkeys(re.findall(r"(?:\[[^]]*\]|\{[^}]*\}|'[^']*'|\"[^\"]*\"|[^,])+", text))) or [""]
+
+
+def _hydra(key: str, text: str, config_dir: Path | None) -> list[str]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
+    from hydra.errors import HydraException
+
+    try:
+        override = OverridesParser.create().parse_override(f"key={text}")
+        sweep: Any = override.value()
+        found: list[Any]
+        if isinstance(sweep, Glob):
+            found = [*sweep.filter(choices(config_dir).get(key, []))]
+        else:
+            found = [*itertools.islice(override.sweep_iterator(), 1001)] if override.is_sweep_override() else [sweep]
+    except (HydraException, ValueError) as error:
+        raise RequestError(f"{key}={text}: {str(error).splitlines()[0]}.") from error
+    if not 0 < len(found) <= 1000:
+        raise RequestError(f"{key}={text}: {'more than 1000 values' if found else 'no value'}.")
+    return list(dict.fromkeys(f"{value:.12g}" if isinstance(value, float) else shown(value) for value in found))
+
+
+def _log2range(text: str, *bounds: str) -> list[str]:
+    try:
+        first, last, step = map(parse_float, bounds)
+        count = round((last - first) / step)
+    except (ValueError, ZeroDivisionError):
+        first, last, step, count = 0, 1, 1, 0
+    if not 0 <= count < 1000 or not math.isclose(first + count * step, last, abs_tol=1e-9):
+        raise RequestError(
+            f"{text}: expected log2range(first,last,step), at most 1000 steps that lead from the first to the last."
+        )
+    return [f"2^{first + i * step:g}" for i in range(count + 1)]
+
+
+def grid(axes: Axes, fixed: dict[str, str]) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Axis to value, and all settings, of every combination; the last axis changes fastest.
+
+    Several horizons are read from one run, which is measured at every power of two unless `fixed` says otherwise.
+    """
+    horizons = [value for key in ("train.tokens", "train.steps") for value in axes.get(key, [])]
+    measured = _MEASURED if len(horizons) > 1 else {}
+    for chosen in itertools.product(*axes.values()):
+        at = dict(zip(axes, chosen, strict=True))
+        yield at, measured | fixed | {key: value for axis, value in at.items() for key in axis.split(",")}

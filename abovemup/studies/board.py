@@ -1,0 +1,121 @@
+"""How the cells of a study stand, read from its folder alone: by the study itself, and from anywhere else."""
+
+import json
+import math
+import os
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from abovemup.config.errors import RequestError
+from abovemup.config.io import write_whole
+from abovemup.studies.cells import Cell, Result, place, result
+from abovemup.tracking.records import Record, loads
+
+_TAIL = 2**17  # bytes at the end of metrics.jsonl that hold its last row
+
+
+def look(study: Path, cell: Cell) -> Result:
+    """How a cell stands that nobody trains; failed too where it failed before there was a run."""
+    found = result(place(study, cell), cell.steps)
+    if found.done or not (error := _error(study / "logs" / f"{cell.name}.log")):
+        return found
+    return replace(found, status="failed" if found.status == "missing" else found.status, error=error)
+
+
+def _error(log: Path) -> str:
+    """What the last attempt said at its end, unless it was stopped."""
+    with suppress(OSError):
+        attempt = log.read_text(errors="replace").rpartition("\n$ ")[2]
+        _, found, said = attempt.rpartition("\nabovemup: ")
+        if found and said.strip() not in ("interrupted", "terminated"):
+            return " ".join(said.strip().split("\n")[:2])
+    return ""
+
+
+def announce(study: Path, cells: list[Cell]) -> None:
+    """Write study.json: what was asked for."""
+    with alone(study):
+        write_whole(study / "study.json", json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1) + "\n")
+
+
+def alone(study: Path) -> FileLock:
+    """Held to write what several processes of one study write."""
+    study.mkdir(parents=True, exist_ok=True)
+    return FileLock(study / ".lock")
+
+
+def announced(study: Path) -> list[Cell]:
+    """The cells of a study. Raises RequestError where there is none."""
+    try:
+        cells = json.loads((study / "study.json").read_text())["cells"]
+        return [Cell(**{**cell, "overrides": tuple(cell["overrides"])}) for cell in cells]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RequestError(f"{study} is no study: it has no whole study.json. Studies lie under studies/.") from error
+
+
+def varying(cells: list[Cell]) -> list[str]:
+    """The keys in which the cells were asked to differ."""
+    asked = [settings(cell) for cell in cells]
+    return [key for key in dict.fromkeys(k for s in asked for k in s) if len({s.get(key) for s in asked}) > 1]
+
+
+def settings(cell: Cell) -> dict[str, str]:
+    return dict(override.split("=", 1) for override in cell.overrides)
+
+
+def rows(study: Path, cells: list[Cell], known: dict[tuple[str, int], Result] | None = None) -> list[dict[str, Any]]:
+    """A row a cell: what varies, status (running while a process trains it), step of steps, losses, seconds left.
+
+    `known` keeps the results that are there from one call to the next.
+    """
+    known, keys, table = {} if known is None else known, varying(cells), []
+    for cell in cells:
+        last: Record = {}
+        seen = known.get(cell.id)
+        if seen is None and _trained(study / "logs" / f"{cell.name}.lock"):
+            last = _last(place(study, cell))
+            seen = Result("running") if last.get("step", 0) <= cell.steps else None
+        if seen is None:
+            seen = look(study, cell)
+            last = {} if seen.done else _last(place(study, cell))
+        if seen.done:
+            known[cell.id] = seen
+        left = (cell.tokens - last.get("tokens", 0)) / last.get("tokens_per_second", math.nan)
+        table.append(
+            {key: settings(cell).get(key, "") for key in keys}
+            | {"status": seen.status, "step": cell.steps if seen.status == "finished" else last.get("step", 0)}
+            | {"steps": cell.steps, "tokens": cell.tokens, "loss": last.get("loss", math.nan)}
+            | {"val_loss": seen.loss, "output_norm": seen.output_norm}
+            | {"seconds_left": left if seen.status == "running" else math.nan, "error": seen.error, "cell": cell.name}
+        )
+    return table
+
+
+def best(table: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The finished row of the least validation loss."""
+    return min((r for r in table if math.isfinite(r["val_loss"])), key=lambda r: float(r["val_loss"]), default=None)
+
+
+def _trained(claim: Path) -> bool:
+    """Whether a study somewhere holds the claim of a cell. (A study that finds it held by this look tries again.)"""
+    try:
+        if claim.exists():
+            with FileLock(claim, blocking=False):
+                pass
+    except Timeout:
+        return True
+    except OSError:  # somebody else's folder
+        pass
+    return False
+
+
+def _last(run: Path) -> Record:
+    """The last row of metrics.jsonl, however long that is."""
+    with suppress(OSError, ValueError, IndexError), open(run / "metrics.jsonl", "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        return loads(file.read().split(b"\n")[-2])
+    return {}

@@ -1,0 +1,62 @@
+"""`abovemup sweep` and `study` before, and without, a run."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from abovemup.cli.main import run
+from abovemup.studies.board import announce, rows
+from abovemup.studies.sweep import cells_of, write_points
+from abovemup.training.run import train
+from tests.slow.test_studies import TINY
+
+
+def test_a_dry_run_says_what_there_is_and_what_it_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = [*TINY, "train.steps=6,64", "optimizer.lr=0.1,0.2"]
+    first = cells_of(study, None)[0]
+    train([*first.overrides, f"run.dir={tmp_path}/s/runs/{first.name}"])
+    capsys.readouterr()
+    assert run(["sweep", *study, "--dir=s", "--dry-run", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["cells"], said["done"], said["runs left"]) == (4, 1, 3)
+    assert said["tokens left"] == (6 + 2 * 64) * 4 * 32
+    assert said["minutes left, about"] > 0
+    assert [row["status"] for row in said["table"]] == ["finished", "missing", "unfinished", "missing"]
+    assert {path.name for path in Path("s").iterdir()} == {"runs"}  # nothing was written
+    kept = sum(file.stat().st_size for file in Path("s/runs").glob("*/checkpoints/*/*.pt"))
+    assert kept < cells_of(study, None)[0].kept < 2.5 * kept  # of two, one was made
+
+    assert run(["sweep", *study, "--dir=s", "--dry-run"]) == 0
+    assert "cells: 1 finished, 2 missing, 1 unfinished; best: val loss" in capsys.readouterr().out
+
+
+def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cells = cells_of(["data=synthetic", "optimizer.lr=0.1,0.2", "train.seed,data.seed=1,2"], None)
+    announce(tmp_path, cells)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / f"{cells[0].name}.log").write_text("$ x\nabovemup: no room\n$ x\nabovemup: the thing\n  and\n")
+    (tmp_path / "logs" / f"{cells[1].name}.log").write_text("$ x\nabovemup: no room\n$ x\nabovemup: terminated\n")
+    assert run(["study", "status", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["optimizer.lr", "train.seed", "data.seed"]
+    assert lines[1].split()[:4] == ["0.1", "1", "1", "failed"]
+    assert "the thing" in lines[1]
+    assert "no room" not in lines[1] + lines[2]
+    assert lines[2].split()[3] == "missing"
+    assert lines[-1] == "cells: 1 failed, 3 missing"
+    write_points(rows(tmp_path, cells), tmp_path / "points.csv")
+    with open(tmp_path / "points.csv", newline="") as file:
+        points = list(csv.DictReader(file))
+    assert [point["train.seed"] for point in points] == ["1", "2", "1", "2"]
+
+
+def test_what_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["study", "status", str(tmp_path)]) == 2
+    assert "is no study" in capsys.readouterr().err
+    assert run(["sweep", "optimizer.lr"]) == 2
+    assert run(["sweep", "optimizer.lr=range(2,1)"]) == 2

@@ -1,0 +1,180 @@
+"""A study under stress: killed at random, run twice at once, with cells that diverge and fail, it is the same study."""
+
+import json
+import os
+import pty
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from abovemup.cli.main import run
+from abovemup.studies.board import announced
+from tests.slow.process import BIN, PATIENCE, ended, rows_in, started, until
+from tests.training.tiny import rows
+
+pytestmark = pytest.mark.slow
+
+TINY = [
+    *("model.width=32", "model.head_dim=8", "model.base.width=32", "model.base.head_dim=8", "model.vocab_size=257"),
+    *("data=synthetic", "data.states=256", "tracking=local", "train.seq_len=32", "train.batch_size=4"),
+    *("eval.tokens=512", "norms.every=20", "eval.every=50", "checkpoint.every=20"),
+]
+STEPS = 200
+GRID = ["optimizer.lr=2^-5,2^-4", "train.seed=0,1", "train.tokens=12800,25600"]  # 4 runs of 2 horizons
+
+
+def sweep(folder: Path, name: str, *overrides: str) -> list[str]:
+    return ["sweep", *TINY, *overrides, f"--dir={folder / name}", "--jobs=2"]
+
+
+def processes(study: Path) -> dict[int, str]:
+    """Process -> command, of what trains in a study."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if "abovemup.studies.child" in words and any(str(study) in word for word in words):
+            found[int(folder.name)] = " ".join(words)
+    return found
+
+
+def written(study: Path) -> int:
+    return sum(map(rows_in, study.glob("runs/*")))
+
+
+def told(out: str) -> dict[str, str]:
+    return {row["cell"]: row["status"] for row in json.loads(out)["cells"]}
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the children in /proc")
+def test_killed_at_random_it_is_the_undisturbed_study(tmp_path: Path) -> None:
+    """The study, its cells, or both at once; two studies share the folder at the end."""
+    seed = random.randrange(2**32)
+    print("seed of the moments:", seed)
+    dice = random.Random(seed)
+    command, killed = sweep(tmp_path, "killed", *GRID), tmp_path / "killed"
+    assert run(sweep(tmp_path, "whole", *GRID)) == 0
+    for victim in ("study", "cell", "study"):
+        with started(tmp_path, *command) as study:
+            seen = written(killed) + dice.randint(1, 100)
+            assert until(study, lambda seen=seen: written(killed) > seen), study.communicate()
+            if victim == "cell":
+                for pid in [*processes(killed)][:1]:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.5)
+            study.kill()
+        deadline = time.monotonic() + 30
+        while left := processes(killed):  # they end with the study
+            assert time.monotonic() < deadline, left
+            time.sleep(0.1)
+    with started(tmp_path, *command) as one, started(tmp_path, *command) as two:
+        ends = [ended(one), ended(two)]
+    assert [end.code for end in ends] == [0, 0], ends
+
+    names = sorted(path.name for path in (tmp_path / "whole" / "runs").iterdir())
+    assert names == sorted(path.name for path in (killed / "runs").iterdir())
+    assert len(names) == 4
+    for name in names:
+        assert rows(killed / "runs" / name) == rows(tmp_path / "whole" / "runs" / name)
+        assert [row["step"] for row in rows(killed / "runs" / name)] == list(range(STEPS + 1))
+    assert len(announced(killed)) == 8
+    assert (killed / "points.csv").read_text() == (tmp_path / "whole" / "points.csv").read_text()
+
+
+BAD = """
+import torch
+
+class Mine(torch.optim.SGD):
+    def __init__(self, groups, lr, bad=None):
+        super().__init__(groups, lr=lr)
+        self.bad = bad
+        if bad == "never": raise ValueError("no such thing")
+
+    def step(self):
+        if self.bad == "raises": raise ValueError("broken")
+        if self.bad == "explodes": self.param_groups[0]["params"][0].data.mul_(float("inf"))
+        super().step()
+"""
+
+
+def test_some_fail_and_one_diverges_and_the_others_finish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(BAD)
+    kinds = "optimizer.args={},{bad: explodes},{bad: raises},{bad: never}"
+    command = [*sweep(tmp_path, "study", "optimizer.target=mine:Mine", kinds, "train.steps=5"), "--json"]
+    assert run(command) == 4
+    said = capsys.readouterr()
+    assert sorted(told(said.out).values()) == ["diverged", "failed", "failed", "finished"]
+    errors = [row["error"] for row in json.loads(said.out)["cells"] if row["status"] == "failed"]
+    for error, line in zip(("ValueError: broken", "ValueError: no such thing"), errors, strict=True):
+        assert error in line
+        assert error in said.err
+
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("study/[rl]*/*")}
+    assert run(command) == 4  # nothing is tried again by itself
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.glob("study/[rl]*/*")}
+    good = BAD.replace('float("inf")', "1").replace("if self.bad ==", "if not")
+    Path("mine.py").write_text(good.replace("if bad ==", "if not"))
+    capsys.readouterr()
+    assert run([*command, "--retry=failed"]) == 3
+    assert sorted(told(capsys.readouterr().out).values()) == ["diverged", "finished", "finished", "finished"]
+    assert run([*command, "--retry=diverged"]) == 0
+    out = capsys.readouterr().out
+    assert {*told(out).values()} == {"finished"}
+    assert run(["study", "status", "study", "--json"]) == 0
+    assert told(capsys.readouterr().out) == told(out)
+
+
+def test_horizons_that_were_not_foreseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A longer one goes on; a shorter one that was measured is read, and one that was not has a run of its own."""
+    monkeypatch.chdir(tmp_path)
+    losses = {}
+    for steps in (60, 80, 50, 30):
+        assert run([*sweep(tmp_path, "study", f"train.steps={steps}"), "--json"]) == 0
+        losses[steps] = json.loads(capsys.readouterr().out)["cells"][0]["val_loss"]
+    (name, aside) = sorted(path.name for path in tmp_path.glob("study/runs/*"))
+    assert aside == f"{name}-at30"
+    at = {row["step"]: row["val/loss"] for row in rows(tmp_path / "study" / "runs" / name) if "val/loss" in row}
+    assert {*at} == {0, 50, 60, 80}
+    assert [at[steps] for steps in (60, 80, 50)] == [losses[steps] for steps in (60, 80, 50)]
+    starts = [log.read_text().count("step 0/") for log in tmp_path.glob("study/logs/*.log")]
+    assert starts == [2]  # once, and once aside
+
+
+def test_a_cell_ends_with_the_study_that_started_it(tmp_path: Path) -> None:
+    nobody = str(os.getpid() + 2**22)  # beyond any process
+    child = [sys.executable, "-m", "abovemup.studies.child", nobody, "train", *TINY, "train.steps=1000000"]
+    assert subprocess.run(child, cwd=tmp_path, timeout=PATIENCE).returncode in (143, -signal.SIGTERM)
+
+
+def test_a_study_on_a_terminal(tmp_path: Path) -> None:
+    """A live table that ends with all cells finished; drawn for real, on a pseudo-terminal."""
+    reader, writer = pty.openpty()
+    command = [str(BIN), *sweep(tmp_path, "study", "optimizer.lr=2^-5,2^-4", "train.steps=400")]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "150", "LINES": "30"}
+    with subprocess.Popen(command, stdout=writer, stderr=writer, env=environment) as process:
+        os.close(writer)
+        shown = b""
+        with suppress(OSError):  # Linux says so when the other end is closed
+            while part := os.read(reader, 2**16):
+                shown += part
+    os.close(reader)
+    assert process.returncode == 0, shown.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert re.search(r"2\^-5 +running +\d+/400", text)
+    assert "cells: 2 running" in text
+    assert "cells: 2 finished; best: val loss" in text
+    assert f"all: abovemup study status {tmp_path / 'study'}" in text
