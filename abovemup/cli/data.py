@@ -1,5 +1,6 @@
 """`abovemup data`: make token shards of a source, and look at those there are."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,6 +59,7 @@ def prepare(
     typed = [f"data={source}", *(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
     e = compose(typed + ([] if path is None else [f"data.path={path}"]), config_dir=config_dir)
     amount = None if tokens is None else Amount(tokens, e.eval.tokens + 1)
+    out = None if out is None else Path(os.path.expanduser(out))
     job = Job(find_source(e.data), Recipe(e.tokenizer), e.data.skip_bad, amount, out, workers)
     with Stop(), _shown() as (note, watch):
         folder, manifest, *_ = prepared(job, note, watch)

@@ -52,13 +52,15 @@ def vocab_size(path: str | None) -> int:
 
 def of_shards(path: str | None, asked: dict[str, Any]) -> dict[str, Any]:
     """The tokenizer's keys for data=shards: those of its manifest. Raises RequestError if others are `asked` for."""
+    if not path:
+        raise RequestError("data=shards reads a folder that `abovemup data prepare` made: set data.path.")
     try:
-        folder = Path(path or "").expanduser()
+        folder = Path(path).expanduser()
         made = json.loads((folder / "manifest.json").read_text("utf-8"))["tokenizer"]
         file = str(folder / made["file"]) if made["file"] and made["name"] != "bpe" else None
         own = {"name": made["name"], "vocab_size": made["vocab_size"], "path": file}
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        why = f"no folder that `abovemup data prepare` made ({error})"
+        why = f"no folder that `abovemup data prepare` made ({getattr(error, 'strerror', None) or error})"
         raise RequestError(f"data.path={path}: {why}.") from error
     for key, value in asked.items():
         if value != own[key]:

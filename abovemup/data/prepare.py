@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.io import write_whole
 from abovemup.config.resolve import cores
-from abovemup.data.progress import SPLITS, Job, Note, Watch, read_record, tokenise
+from abovemup.data.progress import SPLITS, Job, Note, Watch, tokenise
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import SAMPLE, SAMPLED, Recipe, text_hash, train_bpe
-from abovemup.data.shards import open_shards, read_manifest, sealed
+from abovemup.data.shards import open_shards, read_manifest, read_record, sealed
 from abovemup.data.sources import Document, cache_folder, hash64
 from abovemup.data.split import TOKEN, Split, blind_split, documents, make_split
 from abovemup.data.tokenizer import Tokenizer
@@ -38,6 +38,7 @@ from abovemup.data.tokenizer import Tokenizer
 FORMAT = 2
 LARGE = 64_000_000  # bytes: from here on, processes are worth their start
 PROGRESS = 10.0  # seconds between lines
+ELSEWHERE = "Choose another --out, or remove it."
 
 
 class Prepared(NamedTuple):
@@ -48,9 +49,9 @@ class Prepared(NamedTuple):
 
 
 def key_of(job: Job) -> str:
-    """The name of a corpus: a hash of all that decides its tokens."""
+    """The name of a corpus: a hash of all that decides its tokens. What stops at a bad record can go on without it."""
     about = {"format": FORMAT, "source": job.source.name, "identity": job.source.identity(),
-             "skip_bad": job.skip_bad, "tokenizer": job.recipe.identity, "amount": job.amount}  # fmt: skip
+             "tokenizer": job.recipe.identity, "amount": job.amount}  # fmt: skip
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -63,10 +64,13 @@ def _writing(folder: Path, fix: str) -> Iterator[None]:
     """An OSError in here is the folder's: those of a source are RequestErrors."""
     try:
         yield
+    except BrokenPipeError:  # of who read our lines
+        raise
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RunFailed(f"no space left in {folder}: free some, and the same command goes on. {fix}") from error
-        raise RequestError(f"cannot use {folder} for prepared data: {error.strerror or error}. {fix}") from error
+        place = error.filename or folder
+        raise RequestError(f"cannot use {place} for prepared data: {error.strerror or error}. {fix}") from error
 
 
 def prepared(job: Job, note: Note, watch: Watch | None = None) -> Prepared:
@@ -81,7 +85,8 @@ def prepared(job: Job, note: Note, watch: Watch | None = None) -> Prepared:
                 found = _found(folder, key, job, note)  # another process may have made it while we waited
                 if found is None:
                     _prepare(folder, key, job, note, watch or _lines(note))
-                    found = open_prepared(folder, job.recipe)
+                    found = _found(folder, key, job, note)
+                    assert found is not None
     return found
 
 
@@ -112,28 +117,31 @@ def open_prepared(folder: Path, recipe: Recipe) -> Prepared:
 
 def _found(folder: Path, key: str, job: Job, note: Note) -> Prepared | None:
     """The prepared corpus; None when there is none, or the cache's is damaged (which a line says)."""
-    if not folder.exists():
+    if not os.path.lexists(folder) or not any(folder.iterdir()):
         return None
     try:
         found = open_prepared(folder, job.recipe)
-        if found.manifest["key"] == key:
-            return found
-        what = f"{folder} holds another corpus, or the source has changed since"
     except RequestError as error:
-        what = f"what was prepared is damaged: {error}"
-    if job.out is not None:
-        raise RequestError(f"{what}.\nChoose another --out, or remove it.")
-    note(f"data: {what}: made again")
-    return None
+        if job.out is None:
+            note(f"data: what was prepared is damaged: {error}: made again")
+            return None
+        raise RequestError(f"{error}.\n{ELSEWHERE}") from error
+    if found.manifest["key"] != key:
+        raise RequestError(f"{folder} holds another corpus, or the source has changed since.\n{ELSEWHERE}")
+    if (about := found.manifest["source"])["bad_records"] and not job.skip_bad:
+        left = f"{folder} leaves out {about['bad_records']:,} bad records, the first {about['first_bad']}"
+        raise RequestError(f"{left}\ndata.skip_bad=true takes it as it is")
+    return found
 
 
 def _prepare(folder: Path, key: str, job: Job, note: Note, watch: Watch) -> None:
     part = folder.with_name(f"{folder.name}.part")
-    part.mkdir(exist_ok=True)
+    if part.exists() and any(part.iterdir()) and not any(part.glob("plan.json*")):
+        raise RequestError(f"{part} is where it would be made, and holds something else.\n{ELSEWHERE}")
+    if not job.source.local and Path(job.source.place).resolve() in folder.resolve().parents:
+        raise RequestError(f"{folder} is inside of the source, which may not change: choose another --out")
     plan = read_record(part / "plan.json")
     if plan.get("key") != key:
-        for left in (*part.glob("*.bin"), *part.glob("p*.json*")):
-            left.unlink()
         plan = {"key": key, **_plan(part, job, note)}
         write_whole(part / "plan.json", json.dumps(plan))
     if job.recipe.trained:
@@ -172,6 +180,11 @@ def _plan(part: Path, job: Job, note: Note) -> dict[str, Any]:
         if size < recipe.size:
             note(f"data: the text is too small for the {recipe.size:,} ids that were asked")
     file = "" if not recipe.text else "tokenizer.json" if recipe.text.lstrip()[:1] == "{" else "tokenizer.model"
+    part.mkdir(exist_ok=True)
+    write_whole(part / "plan.json", "")  # first: by it the folder is known as ours
+    for left in part.iterdir():
+        if left.name != "plan.json":
+            left.unlink()
     for name, text in ((file, recipe.text), ("tokenizer_config.json", recipe.config)):
         if name and text:
             write_whole(part / name, text)

@@ -16,7 +16,7 @@ from abovemup.config.io import write_whole
 from abovemup.data.pool import Encoded, encoded
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import Recipe
-from abovemup.data.shards import ShardWriter, shard_dtype, total
+from abovemup.data.shards import ShardWriter, read_record, shard_dtype, total
 from abovemup.data.sources import Source
 from abovemup.data.split import Amount, Split
 from abovemup.data.tokenizer import Tokenizer
@@ -38,14 +38,6 @@ class Job:
     amount: Amount | None = None
     out: Path | None = None
     workers: int | None = None
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """What an earlier process has written, or nothing."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return {}
 
 
 class _Batch(NamedTuple):
@@ -139,5 +131,5 @@ def tokenise(part: Path, job: Job, split: Split, workers: int, note: Note, watch
     note("data: {:,} train and {:,} validation tokens".format(*corpus.tokens()))
     about = {"name": source.name, "place": source.place, **source.identity(), **source.describe(), "amount": amount,
              "documents": split.documents or corpus.total("documents"), "bytes": split.bytes or corpus.bytes(),
-             "bad_records": seen[0], "piece": split.piece}  # fmt: skip
+             "bad_records": seen[0], "first_bad": seen[1], "piece": split.piece}  # fmt: skip
     return {"source": about, **corpus.close()}

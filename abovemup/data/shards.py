@@ -127,20 +127,26 @@ def _flaw(folder: Path, entry: Entry, dtype: str) -> str | None:
 
 
 def flaws(folder: Path) -> list[str]:
-    """Every shard that is not what was written, every byte being read; or what is wrong with the manifest."""
+    """Every file that is not what was written, every byte being read; or what is wrong with the manifest."""
     found = []
     try:
         manifest = read_manifest(folder)
         for entry in manifest["train"]["shards"] + manifest["validation"]["shards"]:
             what = _flaw(folder, entry, manifest["dtype"])
-            if what is None:
-                with (folder / entry["file"]).open("rb") as file:
-                    same = hashlib.file_digest(file, "sha256").hexdigest() == entry["sha256"]
-                what = None if same else f"{entry['file']} has another checksum than when it was written"
+            if what is None and _sha256(folder / entry["file"]) != entry["sha256"]:
+                what = f"{entry['file']} has another checksum than when it was written"
             found += [what] if what else []
+        made = manifest["tokenizer"]
+        if made["file"] and _sha256(folder / made["file"]) != made["hash"]:
+            found.append(f"{made['file']} is not the one the tokens were made with")
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.append(str(error))
     return found
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def total(entries: list[Entry], what: str) -> int:
@@ -161,11 +167,21 @@ def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises OSError or ValueError when there is none, or not the one that was written."""
-    manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    """Raises ValueError when there is none, or not the one that was written."""
+    if not (folder / "manifest.json").exists():
+        raise ValueError("no manifest.json: no folder that `abovemup data prepare` has made to the end")
+    manifest = read_record(folder / "manifest.json")
     if sealed({key: value for key, value in manifest.items() if key != "sha256"}) != manifest:
         raise ValueError("manifest.json was edited")
     return manifest
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The JSON object that an earlier process has written, or nothing."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 class TokenWindows:
