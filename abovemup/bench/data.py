@@ -14,12 +14,11 @@ from abovemup.bench.ratio import Ratio
 from abovemup.config.compose import compose
 from abovemup.config.resolve import cores
 from abovemup.data.corpus import open_corpus
-from abovemup.data.prepare import prepared
-from abovemup.data.progress import Job
+from abovemup.data.progress import Job, tokenise
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import Recipe, train_bpe
 from abovemup.data.sources import find_source
-from abovemup.data.split import documents
+from abovemup.data.split import documents, make_split
 
 VOCAB, TURNS = 8192, 3
 SEQ_LEN, TOKENS = 128, 2**16  # of a window and of a batch
@@ -61,13 +60,16 @@ def texts(path: Path) -> Any:
 
 
 def tokenising(folder: Path, text: Path) -> Ratio:
-    """MB of text a second, all cores, in turns: ours from the file to checked shards of two splits; theirs from a
-    table at hand to one with a column of ids. Both start their processes."""
+    """MB of text a second, all cores, in turns: ours from JSON lines to the shards of two splits and their checksums;
+    theirs from a table at hand to one with a column of the same ids. Both start their processes."""
     import datasets
     from tokenizers import Tokenizer
 
     datasets.disable_progress_bars()
-    exp = compose(["data=text", f"data.path={text}", "tokenizer=hf", f"tokenizer.path={folder}"])
+    exp = compose(["data=text", f"data.path={text}", f"tokenizer.vocab_size={VOCAB}", f"model.vocab_size={VOCAB}"])
+    job = Job(find_source(exp.data), Recipe(exp.tokenizer), False)
+    job.recipe.load((folder / "tokenizer.json").read_text())
+    split = make_split(job.source, BadRecords(False))
     table = datasets.Dataset.from_dict({"text": list(texts(text))}).cast_column("text", datasets.Value("string"))
     table.save_to_disk(folder / "table")
     table = datasets.load_from_disk(folder / "table")
@@ -77,7 +79,8 @@ def tokenising(folder: Path, text: Path) -> Ratio:
         return {"ids": [encoding.ids for encoding in tokenizer.encode_batch_fast(batch["text"])]}
 
     def ours(turn: int) -> None:
-        prepared(Job(find_source(exp.data), Recipe(exp.tokenizer), False, None, folder / f"out{turn}", cores()), _quiet)
+        (folder / f"out{turn}").mkdir()
+        tokenise(folder / f"out{turn}", job, split, cores(), _quiet, lambda *_: None)
 
     def theirs(turn: int) -> None:
         table.map(ids, batched=True, num_proc=cores(), load_from_cache_file=False, remove_columns=["text"])

@@ -1,5 +1,6 @@
 """What a run reads: batches that depend on (data.seed, sample) only, a fixed validation set, and the yardsticks."""
 
+import math
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from abovemup.data.order import permute
 from abovemup.data.prepare import FORMAT, Prepared, folder_of, open_prepared, prepared
 from abovemup.data.progress import Job, Note
 from abovemup.data.recipe import Recipe, reopen
-from abovemup.data.shards import TokenWindows
+from abovemup.data.shards import TokenWindows, total
 from abovemup.data.sources import STDLIB_EVAL_TOKENS, find_source
 from abovemup.data.split import Amount
 from abovemup.data.synthetic import ENDLESS, MarkovSource
@@ -73,6 +74,11 @@ class Corpus:
     def epoch(self, sample: int) -> int:
         """The pass that a global sample belongs to, from 0."""
         return sample // max(1, self.windows)
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """Of a train loss (nats/token), by the split's mean; None without text."""
+        split = self.manifest.get("train")
+        return split and loss / math.log(2) * total(split["shards"], "tokens") / split["bytes"]
 
     def require(self, samples: int) -> None:
         """Raises RequestError if a run of so many samples would read a token twice and may not."""

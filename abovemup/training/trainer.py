@@ -77,6 +77,8 @@ class Trainer:
         t = self.t + 1
         loss, grad_norm = self.gradients(t)
         record: Record = {"step": t, "tokens": t * self.batch_tokens, "loss": loss}
+        if (bits := self.corpus.bits_per_byte(loss)) is not None:
+            record["bits_per_byte"] = bits
         record |= self.set_lr(t)
         record["grad_norm"] = grad_norm
         if self.exp.data.allow_repeat:
