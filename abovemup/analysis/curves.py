@@ -1,4 +1,4 @@
-"""One logged key over tokens or steps, a curve a run."""
+"""One logged key over tokens, a curve a run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +11,13 @@ from abovemup.config.errors import RequestError
 from abovemup.config.keys import did_you_mean
 
 
-def curves(rows: Sequence[Row], key: str, over: str) -> list[tuple[str, "pd.Series[float]"]]:
-    """(run, values of `key` by tokens or step) of each run that has finite ones, from step 1 on: the axis is
+def curves(rows: Sequence[Row], key: str) -> list[tuple[str, "pd.Series[float]"]]:
+    """(run, values of `key` by tokens) of each run that has finite ones, from step 1 on: the axis is
     logarithmic. Raises RequestError when none has, with the nearest key; Damaged."""
     found = []
     for row in rows:
         frame = trajectory(Path(row["dir"]), [key])
-        values = frame[(frame["step"] > 0) & np.isfinite(frame[key])].set_index(over)[key]
+        values = frame[(frame["step"] > 0) & np.isfinite(frame[key])].set_index("tokens")[key]
         found += [(row["run"], values)] if len(values) else []
     if not found:
         known = sorted({name for row in rows[:1] for each in logged(Path(row["dir"])) for name in each})
@@ -25,7 +25,7 @@ def curves(rows: Sequence[Row], key: str, over: str) -> list[tuple[str, "pd.Seri
     return found
 
 
-def save_figure(drawn: Sequence[tuple[str, "pd.Series[float]"]], key: str, over: str, path: Path) -> None:
+def save_figure(drawn: Sequence[tuple[str, "pd.Series[float]"]], key: str, path: Path) -> None:
     """All curves on logarithmic axes (a loss is linear), in the file type that `path` ends in, else PNG."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -37,6 +37,6 @@ def save_figure(drawn: Sequence[tuple[str, "pd.Series[float]"]], key: str, over:
     axes.set_xscale("log", base=2)
     if key.startswith(("norm/", "update/")):
         axes.set_yscale("log", base=2)
-    axes.set(xlabel=over, ylabel=key)
+    axes.set(xlabel="tokens", ylabel=key)
     figure.legend(loc="outside right upper", fontsize=6, frameon=False)
     figure.savefig(path, dpi=120)

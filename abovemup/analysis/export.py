@@ -74,8 +74,7 @@ def toolkit(rows: Sequence[Row]) -> "pd.DataFrame":
         name += "" if row["schedule.name"] == "constant" else "-decayed"
         if name in parts:
             raise RequestError(f"{row['dir']} is not the only {name}: choose by conditions.")
-        mine = {"run_name": name, "bs": int(batch), "seed": seed, "momentum": momentum}
-        lr_columns = dict.fromkeys(("lr", "lr_hidden", "lr_in", "lr_out"), lr)
-        renamed = frame.rename(columns={ours: theirs for theirs, ours in TOOLKIT.items()})[[*TOOLKIT]]
-        parts[name] = renamed.assign(**mine, **lr_columns)
+        more = {"run_name": name, "bs": int(batch), "seed": seed, "momentum": momentum}
+        more |= dict.fromkeys(("lr", "lr_hidden", "lr_in", "lr_out"), lr)
+        parts[name] = frame[[*TOOLKIT.values()]].set_axis([*TOOLKIT], axis=1).assign(**more)
     return pd.concat(parts.values(), ignore_index=True)

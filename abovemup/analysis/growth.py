@@ -40,7 +40,7 @@ def segments(t: Array, x: Array, most: int = 3) -> dict[str, Any]:
     found, *_ = np.linalg.lstsq(terms, y, rcond=None)
     covariance = rest / free * np.linalg.inv(terms.T @ terms)
     near = rest * (1 + float(stats.f.ppf(0.95, 1, free)) / free)
-    alike = [at for _, other, at in fits if len(at) == len(breaks) and other <= near]
+    alike = np.array([at for _, other, at in fits if len(at) == len(breaks) and other <= near])
     sums = np.tril(np.ones((len(found) - 1, len(found) - 1)))  # a slope is the first one and the changes until it
     slopes = sums @ found[1:]
     half = float(stats.t.ppf(0.975, free)) * np.sqrt(np.diag(sums @ covariance[1:, 1:] @ sums.T))
@@ -48,8 +48,8 @@ def segments(t: Array, x: Array, most: int = 3) -> dict[str, Any]:
         "slopes": slopes.tolist(),
         "slope_intervals": np.stack([slopes - half, slopes + half], axis=1).tolist(),
         "breaks": [
-            {"tokens": 2 ** grid[i], "log2_norm": float((terms @ found)[i]), "interval": _range(grid, alike, which)}
-            for which, i in enumerate(breaks)
+            {"tokens": 2 ** grid[i], "log2_norm": norm, "interval": (2.0 ** grid[[these.min(), these.max()]]).tolist()}
+            for i, norm, these in zip(breaks, (terms @ found)[[*breaks]].tolist(), alike.T, strict=True)
         ],
     }
 
@@ -57,10 +57,6 @@ def segments(t: Array, x: Array, most: int = 3) -> dict[str, Any]:
 def _terms(grid: Array, at: tuple[int, ...]) -> Array:
     hinges = [np.maximum(grid - grid[i], 0.0) for i in at]
     return np.stack([np.ones_like(grid), grid - grid[0], *hinges], axis=1)
-
-
-def _range(grid: Array, alike: list[tuple[int, ...]], which: int) -> list[float]:
-    return [float(2 ** grid[end(at[which] for at in alike)]) for end in (min, max)]
 
 
 def offset(curves: pd.DataFrame) -> dict[str, Any] | None:
@@ -79,10 +75,11 @@ def offset(curves: pd.DataFrame) -> dict[str, Any] | None:
 
 
 def parting(curves: pd.DataFrame) -> list[dict[str, Any]]:
-    """Of each lr with several batch sizes the first step at which their log2 norms, at equal steps, lie APART."""
+    """Of each model and lr with several batch sizes the first step at which their log2 norms (means over seeds), at
+    equal steps, lie APART."""
     out = []
-    for lr, group in curves.assign(t=np.log2(curves.tokens / curves.batch)).sort_values("t").groupby("lr"):
-        each = [g for _, g in group.groupby("batch")]
+    for (model, lr), group in curves.assign(t=np.log2(curves.tokens / curves.batch)).groupby(["model", "lr"]):
+        each = [g for _, g in group.groupby(["batch", "t"], as_index=False).x.mean().groupby("batch")]
         low, high = max(g.t.min() for g in each), min(g.t.max() for g in each)
         if len(each) > 1 and high > low:
             grid = np.arange(low, high, STEP / 4)
@@ -90,5 +87,5 @@ def parting(curves: pd.DataFrame) -> list[dict[str, Any]]:
             apart = np.flatnonzero(np.ptp(norms, axis=0) >= APART)
             first = int(apart[0]) if len(apart) else None
             seen = {"step": 2 ** grid[first], "log2_norm": float(norms[:, first].mean())} if first is not None else {}
-            out.append({"lr": lr, "batches": len(each), "until_step": 2**high} | seen)
+            out.append({"model": model, "lr": lr, "batches": len(each), "until_step": 2**high} | seen)
     return out

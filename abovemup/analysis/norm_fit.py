@@ -5,7 +5,6 @@ the one with the smaller std, then the larger norm, is the lowest; of batch size
 """
 
 import math
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -23,21 +22,6 @@ class FitRefused(Exception):
     def __init__(self, reason: str, text: str):
         super().__init__(text)
         self.reason = reason
-
-
-@dataclass(frozen=True)
-class Parabola:
-    """loss = a x^2 + b x + c over x = log2(norm). Errors are standard errors; nan when no point is left over."""
-
-    a: float
-    b: float
-    c: float
-    x: float
-    loss: float
-    x_error: float
-    loss_error: float
-    points: int
-    beyond: bool  # the vertex lies outside the points that were fitted, though within those there are
 
 
 def initial_loss(vocab_size: int, width: int) -> float:
@@ -58,26 +42,25 @@ def lowest(x: Array, loss: Array, std: Array, lr: Array | None = None) -> int:
     if np.ptp(loss[finite]) <= 1e-10 * np.abs(loss[finite]).max():
         raise FitRefused("flat", f"every loss is {loss[finite[0]]:.4g}: train longer, or widen the lr grid.")
     best = int(max(finite, key=lambda i: (-loss[i], -std[i], x[i])))
-    lrs = lr if lr is not None and np.isfinite(lr[finite]).all() else x
-    for side, end in ((-1, np.min), (1, np.max)):
+    known = lr is not None and np.isfinite(lr[finite]).all()
+    lrs = lr if lr is not None and known else x
+    for side, end, name in ((-1, np.min, "smallest"), (1, np.max, "largest")):
         if end(lrs[finite]) == lrs[best] or end(x[finite]) == x[best]:
-            beyond = lrs[side * lrs > side * lrs[best]] if lrs is lr else x[:0]
-            advice = f"extend lr {'up' if side > 0 else 'down'}"
-            if len(beyond):
+            advice = f"extend lr to {lrs[best] * 4.0**side:.4g}" if known else "extend lr that way"
+            if known and len(beyond := lrs[side * lrs > side * lrs[best]]):
                 advice = f"add lr between {lrs[best]:.4g} and {min(beyond, key=lambda at: abs(at - lrs[best])):.4g}"
-            elif lrs is lr:
-                advice = f"extend lr to {lrs[best] * 4.0**side:.4g}"
-            where = "largest" if side > 0 else "smallest"
-            raise FitRefused("edge", f"the lowest loss is at the {where} lr or norm: {advice}.")
+            raise FitRefused("edge", f"the lowest loss is at the {name} lr or norm: {advice}.")
     return best
 
 
 def parabola(
     x: Array, loss: Array, std: Array, intercept: float | None, lr: Array | None = None, k: int = NEAREST
-) -> Parabola:
+) -> dict[str, Any]:
     """The weighted parabola through the k points nearest in x to the lowest. All (n,); loss in nats, x = log2(norm).
 
     `intercept` fixes c. Weights are 1/max(std^2, 1e-12), or equal when every std is 0. Raises FitRefused.
+    Returns a, b, c of loss = a x^2 + b x + c, the vertex x and loss with standard errors (nan when no point is left
+    over), how many points were fitted, and whether the vertex lies beyond those, though within all there are.
     """
     seed = lowest(x, loss, std, lr)
     finite = np.flatnonzero(np.isfinite(loss) & np.isfinite(x))
@@ -91,9 +74,8 @@ def parabola(
     root = np.ones(len(used)) if not stds.any() else 1 / np.sqrt(np.maximum(stds**2, 1e-12))
     terms = np.stack([xs**2, xs] + ([np.ones_like(xs)] if intercept is None else []), axis=1) * root[:, None]
     target = (ys - (intercept or 0.0)) * root
-    found, *_ = np.linalg.lstsq(terms, target, rcond=None)
-    a, b = float(found[0]), float(found[1])
-    c = intercept if intercept is not None else float(found[2])
+    fit, *_ = np.linalg.lstsq(terms, target, rcond=None)
+    a, b, c = map(float, [*fit, intercept][:3])
     if a <= 1e-10:
         shape = "flat" if abs(a) <= 1e-10 else "concave"
         raise FitRefused(shape, f"the parabola is {shape} (a = {a:.2g}): more learning rates near the lowest loss.")
@@ -103,95 +85,87 @@ def parabola(
         text = f"the vertex 2^{vertex:.2f} with loss {bottom:.4g} lies outside the points, {ends}"
         raise FitRefused("outside", f"{text}: more learning rates near the lowest loss.")
     spare = len(used) - terms.shape[1]
-    scale = ((target - terms @ found) @ (target - terms @ found)) / spare if spare else math.nan
+    scale = ((target - terms @ fit) @ (target - terms @ fit)) / spare if spare else math.nan
     covariance = scale * np.linalg.pinv(terms.T @ terms)
-    by_vertex = np.array([b / (2 * a**2), -1 / (2 * a), 0.0])[: len(found)]
-    by_loss = np.array([b**2 / (4 * a**2), -b / (2 * a), 1.0])[: len(found)]
-    errors = [float(np.sqrt(by @ covariance @ by)) for by in (by_vertex, by_loss)]
-    beyond = not xs.min() <= vertex <= xs.max()
-    return Parabola(a, b, c, vertex, bottom, errors[0], errors[1], len(used), beyond)
+    by_vertex = np.array([b / (2 * a**2), -1 / (2 * a), 0.0])[: len(fit)]
+    by_loss = np.array([b**2 / (4 * a**2), -b / (2 * a), 1.0])[: len(fit)]
+    x_error, loss_error = (float(np.sqrt(by @ covariance @ by)) for by in (by_vertex, by_loss))
+    found = {"a": a, "b": b, "c": c, "x": vertex, "loss": bottom, "x_error": x_error, "loss_error": loss_error}
+    return found | {"points": len(used), "beyond": not xs.min() <= vertex <= xs.max()}
 
 
-def nearest_lr(x: Array, loss: Array, lr: Array, at: Parabola) -> float:
+def nearest_lr(x: Array, loss: Array, lr: Array, at: dict[str, Any]) -> float:
     """The lr of the observed point, of all learning rates, that is nearest to the vertex in (x, loss)."""
-    distance = np.where(np.isfinite(loss), (x - at.x) ** 2 + (loss - at.loss) ** 2, np.inf)
+    distance = np.where(np.isfinite(loss), (x - at["x"]) ** 2 + (loss - at["loss"]) ** 2, np.inf)
     return float(lr[np.argmin(distance)])
 
 
-def optimum(cell: dict[str, Array], intercept: float | None, k: int = NEAREST, fitted: bool = True) -> dict[str, Any]:
-    """The best norm (log2), loss and lr of a cell's points {x, loss, std, lr}: fitted, or of the lowest point."""
-    x, loss, lr = cell["x"], cell["loss"], cell["lr"]
-    if not fitted:
-        best = lowest(x, loss, cell["std"], lr)
-        return {"x": float(x[best]), "loss": float(loss[best]), "lr": float(lr[best])}
-    found = parabola(x, loss, cell["std"], intercept, lr, k)
-    return asdict(found) | {"lr": nearest_lr(x, loss, lr, found)}
-
-
 def cells(points: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Array]]:
-    """(model, tokens, batch) -> arrays, seeds of one lr averaged (as the paper: arithmetic means, std over seeds)."""
+    """(model, tokens, batch) -> arrays, seeds of one lr averaged (as the paper: arithmetic means, std over seeds).
+
+    A std that is not known, of one seed among others, is as the others are; 0 for all where none is.
+    """
     out = {}
     for key, group in points.groupby(CELL, sort=True, dropna=False):
         if group.lr.notna().all() and group.lr.duplicated().any():
             seeds = group.assign(norm=2**group.x).groupby("lr")
             mean = seeds[["norm", "loss"]].mean()
-            spread = seeds.loss.std().fillna(0.0)
-            group = pd.DataFrame({"x": np.log2(mean.norm), "loss": mean.loss, "std": spread, "lr": mean.index})
+            group = pd.DataFrame(
+                {"x": np.log2(mean.norm), "loss": mean.loss, "std": seeds.loss.std(), "lr": mean.index}
+            )
+        group = group.fillna({"std": group["std"].mean()}).fillna({"std": 0.0})
         out[key] = {name: group[name].to_numpy(float) for name in ("x", "loss", "std", "lr")}
     return out
 
 
-def optima(points: pd.DataFrame, intercept: float | None, k: int = NEAREST, fitted: bool = True) -> pd.DataFrame:
-    """One row a cell: its optimum, or `reason` and `advice`; `lowest` is the smallest loss that was seen there."""
-    rows = []
-    for key, cell in cells(points).items():
-        finite = cell["loss"][np.isfinite(cell["loss"])]
-        row = dict(zip(CELL, key, strict=True)) | {"runs": len(finite), "lowest": finite.min(initial=math.inf)}
-        row |= dict.fromkeys(("x", "x_error", "loss", "loss_error", "lr"), math.nan) | {"reason": "", "advice": ""}
-        try:
-            row |= optimum(cell, intercept, k, fitted)
-        except FitRefused as refusal:
-            row |= {"reason": refusal.reason, "advice": str(refusal)}
-        rows.append(row)
-    return pd.DataFrame(rows)
+def optimum(key: Any, cell: dict[str, Array], intercept: float | None, fitted: bool = True) -> dict[str, Any]:
+    """The best norm (log2), loss and lr of a cell, by its parabola or of its lowest point, or `reason` and `advice`;
+    `lowest` is the smallest loss that was seen there."""
+    x, loss, std, lr = (cell[name] for name in ("x", "loss", "std", "lr"))
+    finite = loss[np.isfinite(loss)]
+    found = dict(zip(CELL, key, strict=True)) | {"runs": len(finite), "lowest": finite.min(initial=math.inf)}
+    found |= dict.fromkeys(("x", "x_error", "loss", "loss_error", "lr"), math.nan) | {"reason": "", "advice": ""}
+    try:
+        if fitted:
+            fit = parabola(x, loss, std, intercept, lr)
+            return found | fit | {"lr": nearest_lr(x, loss, lr, fit)}
+        best = lowest(x, loss, std, lr)
+        return found | {name: float(cell[name][best]) for name in ("x", "loss", "lr")}
+    except FitRefused as refusal:
+        return found | {"reason": refusal.reason, "advice": str(refusal)}
+
+
+def optima(points: pd.DataFrame, intercept: float | None, fitted: bool = True) -> pd.DataFrame:
+    """A row a cell."""
+    return pd.DataFrame([optimum(key, cell, intercept, fitted) for key, cell in cells(points).items()])
 
 
 def with_variants(points: dict[str, pd.DataFrame], intercept: float | None) -> pd.DataFrame:
     """The optima of `points` ("smoothed" first, then "raw" if there are) with lr as mean over the paper's variants.
 
-    {lowest point, fixed intercept, free intercept} x {smoothed, raw}; lr_std (ddof 1) is the paper's error bar, and
+    {lowest point, fixed intercept, free intercept} x {smoothed, raw}; lr_error (ddof 1) is the paper's error bar, and
     `variants` says how many of them gave an optimum. Refusals and norms are those of the first fit.
     """
-    out = optima(next(iter(points.values())), intercept)
-    fits = [(None, True), (None, False)] if intercept is None else [(intercept, True), (None, True), (None, False)]
-    frames = [optima(frame, c, fitted=fitted) for frame in points.values() for c, fitted in fits]
-    lrs = np.stack([frame.lr.to_numpy() for frame in frames])
-    out["variants"] = sum(frame.x.notna() for frame in frames)
-    some = out.x.notna() & np.isfinite(lrs).any(axis=0)
-    out["lr_nearest"] = out.lr
-    out.loc[some, "lr"] = np.nanmean(lrs[:, some], axis=0)
-    out["lr_std"] = [float(np.nanstd(v, ddof=1)) if np.isfinite(v).sum() > 1 else math.nan for v in lrs.T]
-    return out
+    fits = [(intercept, True), (None, False)] + ([(None, True)] if intercept is not None else [])
+    frames = [optima(frame, *fit) for frame in points.values() for fit in fits]
+    out, lrs = frames[0], pd.concat([frame.lr for frame in frames], axis=1)
+    lrs = lrs.where(out.x.notna())
+    new = {"lr_nearest": out.lr, "lr": lrs.mean(axis=1), "lr_error": lrs.std(axis=1)}
+    return out.assign(**new, variants=sum(frame.x.notna() for frame in frames))
 
 
 def best_batches(found: pd.DataFrame) -> pd.DataFrame:
     """Of each (model, tokens) the batch with the lowest fitted loss; `reason` where it is at an edge or not known."""
     rows = []
     for _, group in found.groupby(CELL[:2], sort=True, dropna=False):
-        fitted = group[group.x.notna()] if "x" in group else group
-        if fitted.empty:
-            rows.append(group.iloc[0])
-            continue
-        row = fitted.sort_values(["loss", "batch"], ascending=[True, False]).iloc[0].copy()
-        row["reason"] = row["advice"] = ""
-        lower = group[(group.lowest < row.loss) & group.x.isna()] if "lowest" in group else fitted.iloc[:0]
+        row = group.sort_values(["loss", "batch"], ascending=[True, False]).iloc[0].to_dict()
         ends = {group.batch.min(): "down", group.batch.max(): "up"}
-        if len(lower):
-            row["reason"] = "batch_unknown"
-            row["advice"] = f"batch {lower.batch.iloc[0]:.0f} is lower, and there {lower.advice.iloc[0]}"
-        elif row.batch in ends and group.batch.nunique() > 1:
-            row["reason"] = "batch_edge"
-            row["advice"] = f"the best batch is the last of the grid, {row.batch:.0f}: extend it {ends[row.batch]}."
+        for lower in group[(group.lowest < row["loss"]) & group.x.isna()][:1].itertuples():
+            advice = f"batch {lower.batch:.0f} is lower, and there {lower.advice}"
+            row |= {"reason": "batch_unknown", "advice": advice}
+        if row["batch"] in ends and len(group) > 1 and not row["reason"]:
+            advice = f"the best batch is the last of the grid, {row['batch']:.0f}: extend it {ends[row['batch']]}."
+            row |= {"reason": "batch_edge", "advice": advice}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -204,8 +178,7 @@ def band(best: pd.DataFrame, points: pd.DataFrame) -> dict[str, Any]:
     known = best[best.reason == ""]
     if known.empty:
         raise FitRefused(best.reason.iloc[0], best.advice.iloc[0])
-    mean, std = float(known.x.mean()), float(known.x.std(ddof=0))
-    half = std if len(known) > 1 else float(known.x_error.iloc[0])
+    mean, half = float(known.x.mean()), float(known.x.std(ddof=0) if len(known) > 1 else known.x_error.iloc[0])
     inside = points[(points.x - mean).abs().le(half) & np.isfinite(points.loss)]
     losses = [
         dict(zip(CELL, key, strict=False)) | {"pairs": len(g), "lowest": g.loss.min(), "highest": g.loss.max()}

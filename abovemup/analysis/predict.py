@@ -16,11 +16,11 @@ def read_fit(source: str) -> dict[str, Any]:
     """{rules, conditions, and what else there is} of the paper, or of a file that `fit rule --json` wrote."""
     if source == "paper":
         rules = {"lr": paper.LR, "batch": paper.BATCH}
-        return {"rules": rules, "conditions": paper.CONDITIONS, "band": paper.BAND}
+        return {"rules": rules, "conditions": paper.CONDITIONS, "band": paper.BAND, "norm": "head/rms_to_inf"}
     try:
         fit = json.loads(Path(source).read_text())
         found = {of: Rule(**{name: law[name] for name in _FIELDS}) for of, law in fit["rules"].items()}
-        return fit | {"rules": found, "conditions": dict(fit["conditions"])}
+        return fit | {"rules": found, "conditions": dict(fit["conditions"]), "norm": fit["norm"]}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         hint = "Write it with: abovemup fit rule SOURCE --json > FILE"
         raise RequestError(f"--from {source} is neither paper nor a fit. {hint}") from error
@@ -32,25 +32,21 @@ def predict(fit: dict[str, Any], tokens: float, batch: float | None) -> dict[str
     Without `batch` lr is that at B*(tokens). `beyond`: octaves outside what was fitted, by law and name. RequestError
     when the fit lacks a law that is needed.
     """
-    laws, at = fit["rules"], {"tokens": tokens}
-    answer: dict[str, Any] = {"beyond": {}}
+    laws, at = fit["rules"], {"tokens": tokens} | ({"batch": batch} if batch else {})
+    answer: dict[str, Any] = {"beyond": {}, "norm": fit["norm"], "log2_norm": fit.get("band"), "low_sensitivity": []}
     for of in ("batch", "lr"):
-        if of not in laws and (of == "lr" or batch is None):
-            hint = "give --batch-size" if of == "batch" else "fit a grid of batch sizes and horizons"
-            raise RequestError(f"the fit has no law of {of}: {hint}.")
         if of in laws:
             value, mean, single = laws[of].predict(at)
             answer[of] = {"log2": value, "interval": mean, "single": single}
             answer["beyond"][of] = laws[of].beyond(at)
-        if of == "batch":
-            at["batch"] = batch or 2**value
-    answer["batch_used"] = at["batch"]
-    answer |= {"log2_norm": fit.get("band"), "low_sensitivity": [], "horizon": None}
-    pairs = [row for row in fit.get("low_sensitivity", []) if isinstance(row["tokens"], int | float)]
-    if pairs:
-        answer["horizon"] = min((row["tokens"] for row in pairs), key=lambda t: abs(math.log2(t / tokens)))
-        answer["low_sensitivity"] = [row for row in pairs if row["tokens"] == answer["horizon"]]
-    return answer
+            at = {of: 2**value} | at
+        elif of not in at:
+            hint = "give --batch-size" if of == "batch" else "fit a grid of batch sizes and horizons"
+            raise RequestError(f"the fit has no law of {of}: {hint}.")
+    if pairs := [row for row in fit.get("low_sensitivity", []) if isinstance(row["tokens"], int | float)]:
+        nearest = min((row["tokens"] for row in pairs), key=lambda t: abs(math.log2(t / tokens)))
+        answer["low_sensitivity"] = [row for row in pairs if row["tokens"] == nearest]
+    return answer | {"batch_used": at["batch"]}
 
 
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:

@@ -1,6 +1,5 @@
 """Power laws of learning rate and batch size over tokens, by least squares in log2, with intervals. B, D in tokens."""
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from abovemup.analysis.norm_fit import CELL, FitRefused, best_batches, cells, optimum
+from abovemup.analysis.norm_fit import FitRefused, best_batches, cells, optimum
 
 Exponents = dict[str, float]
 Intervals = dict[str, list[float]]
@@ -40,7 +39,7 @@ class Rule:
 
     def predict(self, at: dict[str, float]) -> tuple[float, list[float], list[float]]:
         """log2(of) at values of the names, its 95 % interval, and that of one more observation."""
-        x = np.array([*(math.log2(at[name]) for name in self.exponents if name != "constant"), 1.0])
+        x = np.log2([(at | {"constant": 2.0})[name] for name in self.exponents])
         value = float(x @ np.array(list(self.exponents.values())))
         variance = float(x @ np.array(self.covariance) @ x)
         t = float(stats.t.ppf(0.975, self.n - len(x)))
@@ -49,34 +48,28 @@ class Rule:
 
     def beyond(self, at: dict[str, float]) -> dict[str, float]:
         """How many octaves each value lies outside what was fitted; inside ones are left out."""
-        out: dict[str, float] = {}
-        for name, (low, high) in self.ranges.items():
-            octaves = max(math.log2(at[name] / high), math.log2(low / at[name]))
-            out |= {name: octaves} if octaves > 1e-9 else {}
-        return out
+        octaves = {k: max(math.log2(at[k] / high), math.log2(low / at[k])) for k, (low, high) in self.ranges.items()}
+        return {name: far for name, far in octaves.items() if far > 1e-9}
 
 
 def power_law(of: str, table: pd.DataFrame, names: list[str]) -> Rule:
     """Unweighted OLS of log2(table[of]) on log2 of the columns `names`. FitRefused for too few or degenerate rows."""
-    rows = table[[of, *names]].dropna()
-    x = np.column_stack([np.log2(rows[names].to_numpy(float)), np.ones(len(rows))])
-    need = x.shape[1] + 1
-    if len(rows) < need:
-        raise FitRefused("few_points", f"{of} over {', '.join(names)}: {len(rows)} optima, {need} are needed.")
-    if np.linalg.matrix_rank(x - [*x[:, :-1].mean(axis=0), 0.0]) < x.shape[1]:
-        grid = " and ".join(names)
+    rows = table.assign(constant=2.0)[[of, *names, "constant"]].dropna()
+    y, x = np.log2(rows[of].to_numpy(float)), np.log2(rows[[*names, "constant"]].to_numpy(float))
+    grid, (n, terms) = " and ".join(names), x.shape
+    if n <= terms:
+        raise FitRefused("few_points", f"{of} over {grid}: {n} optima, {terms + 1} are needed.")
+    if np.linalg.matrix_rank(x - [*x[:, :-1].mean(axis=0), 0.0]) < terms:
         raise FitRefused("no_spread", f"{of}: {grid} must vary on their own: add horizons or batch sizes.")
-    y = np.log2(rows[of].to_numpy(float))
     found, *_ = np.linalg.lstsq(x, y, rcond=None)
     rest = y - x @ found
-    variance = float(rest @ rest) / (len(y) - x.shape[1])
-    total = float(((y - y.mean()) ** 2).sum())
+    variance = float(rest @ rest) / (n - terms)
     return Rule(
         of,
         dict(zip([*names, "constant"], map(float, found), strict=True)),
         (variance * np.linalg.inv(x.T @ x)).tolist(),
-        1 - float(rest @ rest) / total if total else math.nan,
-        len(rows),
+        1 - float(rest @ rest / ((y - y.mean()) ** 2).sum()) if np.ptp(y) else math.nan,
+        n,
         math.sqrt(variance),
         {name: [float(rows[name].min()), float(rows[name].max())] for name in names},
     )
@@ -89,42 +82,43 @@ def lr_over_tokens(lr: Rule, batch: Rule) -> tuple[float, float]:
     return beta + alpha * b, math.hypot(*errors)
 
 
-def attempt(of: str, table: pd.DataFrame, names: list[str]) -> Rule | FitRefused:
-    """The power law, or why not."""
-    try:
-        return power_law(of, table, names)
-    except FitRefused as refusal:
-        return refusal
-
-
-def laws(optima: pd.DataFrame) -> dict[str, Rule | FitRefused]:
-    """lr*(B, D) of the optima that there are, and B*(D) of best batches that are not at an edge of their grid."""
+def laws(optima: pd.DataFrame, first: pd.DataFrame | None = None) -> tuple[dict[str, Rule], dict[str, str]]:
+    """lr*(B, D) of the optima that there are, B*(D) of best batches that are not at an edge of their grid, and lr of
+    `first` horizons; and of those that are refused, why."""
     best = best_batches(optima)
     inner = best[(best.reason == "") & (optima.batch.nunique() > 2)]
-    return {"lr": attempt("lr", optima, ["batch", "tokens"]), "batch": attempt("batch", inner, ["tokens"])}
+    wanted = {"lr": ("lr", optima, ["batch", "tokens"]), "batch": ("batch", inner, ["tokens"])}
+    wanted |= {"first_horizon": ("lr", first, ["tokens", "batch"])} if first is not None else {}
+    fits, refused = {}, {}
+    for name, law in wanted.items():
+        try:
+            fits[name] = power_law(*law)
+        except FitRefused as refusal:
+            refused[name] = str(refusal)
+    return fits, refused
 
 
 def first_horizons(curves: pd.DataFrame, band: dict[str, Any]) -> pd.DataFrame:
-    """Of each (batch, lr) of curves {batch, lr, tokens, x} the first logged row with log2 norm x in the band.
+    """Of each run at a constant lr of curves {run, batch, lr, tokens, x} the first row with log2 norm x in the band.
 
-    The band is at least the paper's, +- 0.2: rows are logged only so often.
+    The band is at least the paper's, +- 0.2: rows are logged only so often. Not step 0, where a norm may be in it.
     """
-    inside = curves[(curves.x - band["log2_norm"]).abs() <= max(0.2, band["half_width"])].sort_values("tokens")
-    return inside.groupby(["batch", "lr"], as_index=False).first()
+    inside = (curves.x - band["log2_norm"]).abs() <= max(0.2, band["half_width"])
+    found = curves[inside & (curves.tokens > 0) & curves.constant & ~curves.diverged].sort_values("tokens")
+    return found.drop_duplicates("run")
 
 
 def over_rows(law: Rule, table: pd.DataFrame) -> Intervals:
     """95 % bootstrap intervals of a law over the rows of its table, where the runs behind them are not known."""
-    names = [name for name in law.exponents if name != "constant"]
-    y, *x = np.log2(table[[law.of, *names]].dropna().to_numpy(float)).T
-    terms = np.stack([*x, np.ones_like(y)], axis=1)
+    names = list(law.exponents)
+    logs = np.log2(table.assign(constant=2.0)[[law.of, *names]].dropna().to_numpy(float))
 
     def draw(rng: np.random.Generator) -> dict[str, Exponents]:
-        picked = rng.integers(len(y), size=len(y))
-        found, _, rank, _ = np.linalg.lstsq(terms[picked], y[picked], rcond=None)
-        return {"": dict(zip(law.exponents, map(float, found), strict=True))} if rank == len(found) else {}
+        rows = logs[rng.integers(len(logs), size=len(logs))]
+        found, _, rank, _ = np.linalg.lstsq(rows[:, 1:], rows[:, 0], rcond=None)
+        return {law.of: dict(zip(names, map(float, found), strict=True))} if rank == len(names) else {}
 
-    return _bootstrap(draw).get("", {})
+    return _bootstrap(draw).get(law.of, {})
 
 
 def over_runs(points: pd.DataFrame, intercept: float | None) -> dict[str, Intervals]:
@@ -132,7 +126,8 @@ def over_runs(points: pd.DataFrame, intercept: float | None) -> dict[str, Interv
     scan = cells(points)
     runs: dict[Any, int] = {}
     owners = {
-        key: np.array([runs.setdefault((key[0], key[2], lr), len(runs)) for lr in scan[key]["lr"]]) for key in scan
+        (model, tokens, batch): np.array([runs.setdefault((model, batch, lr), len(runs)) for lr in cell["lr"]])
+        for (model, tokens, batch), cell in scan.items()
     }
 
     def draw(rng: np.random.Generator) -> dict[str, Exponents]:
@@ -140,11 +135,8 @@ def over_runs(points: pd.DataFrame, intercept: float | None) -> dict[str, Interv
         rows = []
         for key, cell in scan.items():
             picked = np.repeat(np.arange(len(owners[key])), counts[owners[key]])
-            row: dict[str, Any] = dict(zip(CELL, key, strict=True)) | {"x": math.nan, "loss": math.nan, "lr": math.nan}
-            with contextlib.suppress(FitRefused):
-                row |= optimum({name: values[picked] for name, values in cell.items()}, intercept)
-            rows.append(row)
-        return {of: law.exponents for of, law in laws(pd.DataFrame(rows)).items() if isinstance(law, Rule)}
+            rows.append(optimum(key, {name: values[picked] for name, values in cell.items()}, intercept))
+        return {of: law.exponents for of, law in laws(pd.DataFrame(rows))[0].items()}
 
     return _bootstrap(draw)
 

@@ -50,16 +50,14 @@ def load_runs(path: str | Path, columns: Sequence[str] | None = None) -> "pd.Dat
     """
     import pandas as pd
 
-    parts, names, skipped = [], [], {}
+    parts, skipped = [pd.DataFrame(columns=["run", "step", "tokens", *(columns or ())])], {}
     for folder in find(path):
         try:
-            parts.append(trajectory(folder, columns))
-            names += [folder.name] * len(parts[-1])
+            parts.append(trajectory(folder, columns).assign(run=folder.name))
         except Damaged as error:
             skipped[str(folder)] = str(error)
-    frame = pd.concat(parts or [pd.DataFrame(columns=["step", "tokens", *(columns or ())])], ignore_index=True)
-    frame = frame.astype({"step": "int64", "tokens": "int64"})
-    frame.insert(0, "run", pd.Series(names, dtype=str))
+    frame = pd.concat(parts[1:] or parts, ignore_index=True).astype({"step": "int64", "tokens": "int64", "run": str})
+    frame.insert(0, "run", frame.pop("run"))
     frame.attrs["skipped"] = skipped
     return frame
 
@@ -171,9 +169,7 @@ def norms_by_role(norms: Row) -> list[dict[Any, Any]]:
 def checkpoints(folder: Path) -> list[Row]:
     """step and tokens of each that was written whole, by step."""
     found = [json.loads(path.read_text()) for path in folder.glob("checkpoints/step_*/manifest.json")]
-    return [
-        {"step": step, "tokens": tokens} for step, tokens in sorted((each["step"], each["tokens"]) for each in found)
-    ]
+    return sorted(({"step": each["step"], "tokens": each["tokens"]} for each in found), key=lambda at: at["step"])
 
 
 def plain(row: Row) -> Row:

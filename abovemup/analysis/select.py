@@ -3,6 +3,7 @@
 import operator
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from abovemup.analysis.runs import Row
@@ -28,8 +29,12 @@ def select(rows: Sequence[Row], conditions: Iterable[str]) -> list[Row]:
     """
     kept = list(rows)
     for condition in conditions:
-        name, sign, text = CONDITION.findall(condition)[0]
-        key, number = known_key(name, rows), _number(text)
+        if not (parts := CONDITION.fullmatch(condition)):
+            raise RequestError(f"{condition}: a condition is expected, such as optimizer.lr=2^-4.")
+        name, sign, text = parts.groups()
+        key, number = known_key(name, rows), None
+        with suppress(ValueError):
+            number = parse_float(text)
         if sign in _ORDER and number is None:
             raise RequestError(f"{condition}: a number is expected, such as 0.1, 1e6 or 2^-4.")
         kept = [row for row in kept if _holds(row.get(key), sign, text, number)]
@@ -53,9 +58,8 @@ def ordered(rows: Sequence[Row], key: str) -> list[Row]:
 
     def place(row: Row) -> tuple[Any, ...]:
         value, unfinished = row.get(key), key in LOSSES and row["status"] != "finished"
-        if value is None or value != value:
-            return unfinished, 2
-        return (unfinished, 0, value) if isinstance(value, int | float) else (unfinished, 1, shown(value))
+        kind = 2 if value is None or value != value else not isinstance(value, int | float)
+        return unfinished, kind, value if kind == 0 else shown(value) if kind == 1 else ""
 
     return sorted(rows, key=place)
 
@@ -75,13 +79,6 @@ def columns(rows: Sequence[Row]) -> list[str]:
         if len({value for _, value in pairs}) > 1 and (key == choice or len(pairs) > len({name for name, _ in pairs})):
             found.append(key)
     return list(dict.fromkeys(found))
-
-
-def _number(text: str) -> float | None:
-    try:
-        return parse_float(text)
-    except ValueError:
-        return None
 
 
 def _holds(value: Any, sign: str, text: str, number: float | None) -> bool:

@@ -1,7 +1,7 @@
-"""What a fit reads: our runs and studies, points.csv of an ablation, and CSV files in the paper's columns."""
+"""What a fit reads: our runs and studies, and CSV files of the paper's public toolkit."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,32 +9,26 @@ import numpy as np
 import pandas as pd
 
 from abovemup.analysis import paper
+from abovemup.analysis.export import TOOLKIT
 from abovemup.analysis.norm_fit import initial_loss
+from abovemup.analysis.runs import Damaged, final_norms, plain, records, trajectory
+from abovemup.analysis.select import columns, known_key, select
 from abovemup.config.errors import RequestError
-from abovemup.config.numbers import parse_float
 
 OUTPUT = "head/rms_to_inf"
 CONDITIONS = (*paper.CONDITIONS, "model.init", "parameterization.base_depth", "tokenizer.name")
-_SMOOTHED = (2**33, range(8 * paper.SEQUENCE, 128 * paper.SEQUENCE + 1))  # horizons from, batches: the paper's windows
-_WINDOW = 16  # loss=window: the mean over the last 1/16 of the tokens
-# Columns of the paper's files (its public toolkit's, raw and preprocessed, and those read off its figures) -> ours.
+_FIXED = ("optimizer.", "parameterization.", "model.", "data.", "tokenizer.")  # whatever of it differs is no seed
+_SHAPE = ("name", "width", "depth", "heads", "kv_heads", "head_dim", "ffn")
+_VARIED = {"optimizer.lr", "data.seed", *(f"model.{name}" for name in _SHAPE)}
+_SMOOTHED = (2**33, 8 * paper.SEQUENCE, 128 * paper.SEQUENCE)  # horizons from, batches from, to: the paper's windows
+_WINDOW = 1 / 16  # loss=window: the mean over this last part of the tokens
+# Columns of the toolkit, raw, preprocessed, and with seeds aggregated -> ours.
 _PAPER = {
-    "_step": "step",
-    "loss_metrics/global_avg_loss": "loss",
-    "train_loss": "loss",
-    "train_loss_mean": "loss",
-    "train_loss_std": "std",
-    "output_norm": f"norm/{OUTPUT}",
-    "output_norm_mean": f"norm/{OUTPUT}",
-    "norm": f"norm/{OUTPUT}",
-    "track_param_rms_to_l1/model_part_0/output": f"norm/{OUTPUT}",  # its misnomer for RMS -> infinity
+    **TOOLKIT,
+    **dict.fromkeys(("output_norm", "output_norm_mean"), f"norm/{OUTPUT}"),
+    **{f"track_param_{name}/output": f"norm/{OUTPUT}" for name in ("rms_to_l1", "rms_to_inf")},
     "track_param_rms_to_inf/model_part_0/output": f"norm/{OUTPUT}",
-    "track_param_rms_to_inf/output": f"norm/{OUTPUT}",
-    "row": "tokens",
-    "horizon": "tokens",
-    "mean_lr_over_6_variants": "lr",
-    "first_horizon": "tokens",
-    "run_name": "run",
+    **{"train_loss": "loss", "train_loss_mean": "loss", "train_loss_std": "std", "run_name": "run"},
 }
 
 
@@ -42,69 +36,63 @@ _PAPER = {
 class Source:
     """Rows {run, model, batch, lr, tokens, loss, std, norm/<layer>/<norm>}; batch and tokens in tokens, loss in nats.
 
-    kind: "runs" (a row a logged step), "points" (a row a run and horizon), "optima" (a row a batch and horizon) or
-    "first" (a row a batch and lr: the first horizon in the band). A run that diverged has the loss inf.
+    Of runs a row is a logged step, and has {end, constant, diverged} of its run; without `horizons` it is a point of a
+    scan. A run that diverged has the loss inf.
     """
 
-    kind: str
     rows: pd.DataFrame
     loss: str
     conditions: dict[str, Any]
-    intercept: float | None
-    horizons: set[int] = field(default_factory=set)
-    excluded: dict[str, str] = field(default_factory=dict)  # run -> why
+    excluded: dict[str, str]  # run -> why
+    intercept: float | None = None
+    horizons: frozenset[int] = frozenset()
 
     def curves(self, norm: str = OUTPUT) -> pd.DataFrame:
         """The rows with x = log2(norm), nan where it was not measured. Raises RequestError for an unknown norm."""
-        if f"norm/{norm}" not in self.rows:
-            there = ", ".join(sorted(self.norms)) or "none"
-            raise RequestError(f"--norm {norm}: not measured here. There are: {there}.")
-        values = self.rows[f"norm/{norm}"].astype(float)
+        values = self.rows[known_key(f"norm/{norm}", [dict.fromkeys(map(str, self.rows))])].astype(float)
         return self.rows.assign(x=np.log2(values.where(values > 0)))
 
     @property
     def norms(self) -> list[str]:
         return [name.removeprefix("norm/") for name in map(str, self.rows) if name.startswith("norm/")]
 
+    def fixed(self, norm: str = OUTPUT) -> float | None:
+        """The intercept for this norm: that of norm 1, if that is what it was before training."""
+        curves = self.curves(norm)
+        start = curves.x[(curves.tokens == 0) & curves.x.notna()].abs()
+        return self.intercept if (start.max() < 0.01 if len(start) else norm == OUTPUT) else None
+
     def points(self, norm: str = OUTPUT) -> dict[str, pd.DataFrame]:
         """At the exact horizons: "smoothed", and "raw" of single steps where that is another."""
         rows = self.curves(norm)
-        found = {"smoothed": rows} if self.kind == "points" else at_horizons(rows, self.loss, self.horizons)
+        found = at_horizons(rows, self.loss, self.horizons) if self.horizons else {"smoothed": rows}
         for name, frame in found.items():
             bad = np.isfinite(frame.loss) & (frame.loss >= (self.intercept or np.inf))
             self.excluded |= dict.fromkeys(frame.run[bad].astype(str), "at a horizon no better than untrained")
-            found[name] = frame[~bad]
+            found[name] = frame.assign(loss=frame.loss.mask(bad, np.inf))
         if found["smoothed"].empty:
-            raise RequestError("no run has this loss and norm at the horizons. Give others: --horizons 2^20,2^21")
+            raise RequestError("no run has this loss and norm at 2^n tokens or its end (only there, if its lr decays).")
         return found
 
 
-def open_source(path: Path, loss: str | None = None, where: Sequence[str] = (), horizons: Sequence[int] = ()) -> Source:
-    """Reads `path`. loss: paper, val or window; None is val, else window, for our runs. Raises RequestError."""
-    if path.name == "points.csv" and (path.parent / "runs").is_dir():
-        path = path.parent
+def open_source(path: Path, loss: str | None = None, where: Sequence[str] = (), norm: str | None = OUTPUT) -> Source:
+    """Reads `path`, of runs only `norm`, or all. loss: paper, val or window; None is val, else window, for our runs.
+
+    Raises RequestError.
+    """
     if not path.is_file():
-        return _runs(path, loss, where, {*horizons})
+        return _runs(path, loss, where, norm)
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
         raise RequestError(f"{path} is no folder of runs and no CSV file: {error}.") from error
-    table = _where(table, where, path)
-    return _ablation(table, path) if {"cell", "val_loss"} <= {*table} else _paper(table, path, {*horizons})
+    return _toolkit(table, path, where)
 
 
-def _where(table: pd.DataFrame, where: Sequence[str], path: Path) -> pd.DataFrame:
-    for text in where:
-        key, _, value = text.partition("=")
-        if key not in table:
-            raise RequestError(f"--where {text}: {path} has no {key}.")
-        try:
-            table = table[pd.to_numeric(table[key]) == parse_float(value)]
-        except (ValueError, TypeError):
-            table = table[table[key].astype(str) == value]
-    if table.empty:
+def _chosen(rows: Sequence[dict[Any, Any]], where: Sequence[str], path: Path) -> list[dict[Any, Any]]:
+    if not (kept := select(rows, where)):
         raise RequestError(f"{path} has no run{f' with {chr(32).join(where)}' if where else ''}.")
-    return table
+    return kept
 
 
 def _conditions(table: pd.DataFrame, keys: Sequence[str], path: Path) -> dict[str, Any]:
@@ -116,111 +104,96 @@ def _conditions(table: pd.DataFrame, keys: Sequence[str], path: Path) -> dict[st
     return {key: found[0] for key, found in values.items() if found}
 
 
-def _paper(table: pd.DataFrame, path: Path, horizons: set[int]) -> Source:
-    logs = [str(name) for name in table if str(name).startswith("log2_")]
-    table = table.assign(**{name[5:]: 2.0 ** table[name] for name in logs}).rename(columns=_PAPER)
-    if "bs" not in table and "lr" in table:  # Fig. 1a
-        table = table.assign(bs=128, tokens=2**33)
-    if "bs" not in table or not {"tokens", "step"} & {*table}:
-        raise RequestError(f"{path}: expected bs, a horizon or step, and norms or lrs, as in the paper's files.")
+def _toolkit(table: pd.DataFrame, path: Path, where: Sequence[str]) -> Source:
+    table = table.rename(columns=_PAPER).drop_duplicates()
+    lrs = ["lr_in", "lr_hidden", "lr_out"]
+    if missing := sorted({"bs", "step", "loss", f"norm/{OUTPUT}", *lrs} - {*table}):
+        raise RequestError(f"{path} lacks {', '.join(missing)}: it has not the layout of the paper's toolkit.")
+    table["lr"] = table.lr_out.where(table[lrs].min(axis=1) == table[lrs].max(axis=1))
     table["batch"] = table.bs * paper.SEQUENCE
-    if "tokens" not in table:
-        table["tokens"] = (table.batch * table.step).round()
-    table["tokens"] = table.tokens.map(parse_float)
-    if "lr" not in table:  # one lr, unless the groups' differ
-        lr = table.get("lr_out", pd.Series(np.nan, table.index))
-        table["lr"] = lr.where((table.get("lr_in", lr) == lr) & (table.get("lr_hidden", lr) == lr))
-    kind = "first" if "log2_first_horizon" in logs else "optima"
-    if f"norm/{OUTPUT}" in table:
-        kind = "runs" if "step" in table else "points"
-    if "loss" not in table:  # opacity in the figures of optima: 1 at the best batch
-        table["loss"] = 1 - table.alpha_opacity if "alpha_opacity" in table else np.nan
-    order = pd.Series(range(len(table)), table.index) if kind in ("optima", "first") else table.lr
-    names = table.bs.astype(str) + "-" + table.get("lr_rank", order).astype(str)
-    defaults: dict[str, Any] = {"run": "bs" + names, "model": "proxy_69m", "std": 0.0}
-    table = table.assign(**{name: value for name, value in defaults.items() if name not in table})
-    horizons = horizons or _powers(table, 64)
-    return Source(kind, table, "paper", dict(paper.CONDITIONS), paper.INTERCEPT, horizons)
+    table["tokens"] = table.batch * table.step
+    if "run" not in table:
+        table["run"] = table[["bs", *lrs, *table.columns.intersection(["seed"])]].astype(str).agg("-".join, axis=1)
+    alpha = table.get("momentum", pd.Series(1.0, table.index))  # 1 - ours; 0 is its sign for Adam without moments
+    table["optimizer.momentum"] = (1 - alpha.mask(alpha == 0, 1.0)).round(12)
+    table["optimizer.name"] = np.where(alpha == 0, "adam", "scion")
+    table["constant"] = ~table.run.str.contains("decayed")
+    table["schedule.name"] = np.where(table.constant, "constant", "decayed")
+    table["end"] = table.groupby("run").tokens.transform("max")
+    table = table.assign(model="proxy_69m", diverged=False, std=table.get("std", np.nan))
+    table = table[~table.run.str.contains("test")]
+    if where:
+        table = pd.DataFrame(_chosen(table.to_dict("records"), where, path))
+    conditions = _conditions(table, ("optimizer.momentum", "optimizer.name", "schedule.name"), path)
+    horizons = _horizons(table[table.constant], 64, table.end[~table.constant])
+    return Source(table, "paper", paper.CONDITIONS | conditions, {}, paper.INTERCEPT, horizons)
 
 
-def _ablation(table: pd.DataFrame, path: Path) -> Source:
-    *arms, size = [str(name) for name in table][: list(table).index("lr")]
-    ended = table.status.isin(["finished", "diverged"])
-    rows = table[ended].rename(columns={"cell": "run", "output_norm": f"norm/{OUTPUT}"})
-    loss = rows.val_loss.where(rows.status == "finished", np.inf)
-    rows = rows.assign(model=size + "=" + rows[size].astype(str), tokens=np.nan, batch=np.nan, loss=loss, std=0.0)
-    left = dict(zip(table.cell[~ended], table.status[~ended], strict=True))
-    return Source("points", rows, "val", _conditions(table, arms, path), None, excluded=left)
-
-
-def _runs(path: Path, loss: str | None, where: Sequence[str], horizons: set[int]) -> Source:
-    from abovemup.analysis.runs import load_runs, summaries
-
-    runs = summaries(path)
-    excluded = dict(runs.attrs["skipped"])
-    runs = _where(runs, where, path)
-    ended = runs.status.isin(["finished", "diverged"])
-    excluded |= dict(zip(runs.run[~ended], runs.status[~ended], strict=True))
-    if not (runs := runs[ended]).shape[0]:
-        raise RequestError(f"{path}: no run is finished.")
-    excluded |= dict.fromkeys(runs.run[runs.status == "diverged"], "diverged")
+def _runs(path: Path, loss: str | None, where: Sequence[str], norm: str | None) -> Source:
+    found, excluded = records([path])
+    found = _chosen(found, where, path)
+    excluded |= {row["run"]: row["status"] for row in found if row["status"] != "finished"}
+    kept = [row for row in found if row["status"] in ("finished", "diverged")]
+    runs = pd.DataFrame([plain(row) for row in kept])
     conditions = _conditions(runs, CONDITIONS, path)
-    plan = runs[["run"]].assign(
-        model="w" + runs["model.width"].astype(str) + "-d" + runs["model.depth"].astype(str),
-        batch=runs["train.batch_size"] * runs["train.seq_len"],
-        lr=runs["optimizer.lr"],
-        end=runs["train.tokens"],
-        constant=runs["schedule.name"] == "constant",
-        diverged=runs.status == "diverged",
-    )
-    rows = load_runs(path).merge(plan, on="run").assign(std=0.0)
-    validated = "val/loss" in rows and rows["val/loss"].notna().any()
-    loss = loss or ("val" if validated else "window")
+    _conditions(runs, [key for key in columns(kept) if key.startswith(_FIXED) and key not in _VARIED], path)
+    parts: dict[str, pd.DataFrame] = {}
+    there: dict[str, Any] = {}
+    for row in kept:
+        try:
+            there = there or final_norms(Path(row["dir"]))
+            norms = [key for key in there if key.startswith("norm/")] if norm is None else [f"norm/{norm}"]
+            parts[row["run"]] = trajectory(Path(row["dir"]), ["loss", "val/loss", *norms])
+        except Damaged as error:
+            excluded[row["run"]] = str(error)
+    if not parts:
+        raise RequestError(f"{path}: no run is finished and whole.")
+    runs["model"] = "w" + runs["model.width"].astype(str) + "-d" + runs["model.depth"].astype(str)
+    runs["batch"] = runs["train.batch_size"] * runs["train.seq_len"]
+    runs["constant"], runs["diverged"] = runs["schedule.name"] == "constant", runs.status == "diverged"
+    runs = runs.rename(columns={"optimizer.lr": "lr", "train.tokens": "end"})
+    plan = runs[["run", "model", "batch", "lr", "end", "constant", "diverged"]].assign(std=np.nan)
+    rows: pd.DataFrame = pd.concat(parts, names=["run"]).reset_index("run").merge(plan, on="run")
+    if rows[norms].isna().all(axis=None):
+        known_key(norms[0] if norms else "norm/", [there or {"": 0}])
+    loss = loss or ("val" if rows["val/loss"].notna().any() else "window")
     if loss == "val":
-        if not validated:
-            raise RequestError("--loss val: no validation loss was logged. Use --loss window.")
         rows["loss"] = rows["val/loss"]
-    horizons = horizons or _powers(rows[rows.constant], 16) | {*plan.end}
     intercept = initial_loss(int(conditions["model.vocab_size"]), int(runs["model.width"].max()))
-    return Source("runs", rows, loss, conditions, intercept, horizons, excluded)
+    return Source(rows, loss, conditions, excluded, intercept, _horizons(rows[rows.constant], 16, rows.end))
 
 
-def _powers(rows: pd.DataFrame, share: int) -> set[int]:
-    """Powers of two in tokens, from 1/share of the most on: the horizons of runs at a constant lr."""
+def _horizons(rows: pd.DataFrame, share: int, ends: "pd.Series[int]") -> frozenset[int]:
+    """The ends, and the powers of two in tokens from 1/share of the most in `rows` on, of runs at a constant lr."""
     top = int(rows.tokens.max()) if len(rows) else 0
-    return {2**n for n in range(top.bit_length()) if 2**n * share >= top}
+    return frozenset({2**n for n in range(top.bit_length()) if 2**n * share >= top} | {*ends.unique().tolist()})
 
 
-def at_horizons(rows: pd.DataFrame, loss: str, horizons: set[int]) -> dict[str, pd.DataFrame]:
+def at_horizons(rows: pd.DataFrame, loss: str, horizons: frozenset[int]) -> dict[str, pd.DataFrame]:
     """Rows at exact token counts (PAPER 5.1): "smoothed" as `loss` says, and, unless that is val, "raw" as logged.
 
     A run whose lr decays counts at its end only; one that diverged has the loss inf at all horizons of its batch size.
     """
-    rows = rows.sort_values(["run", "tokens"])
-    gone = rows.get("diverged", pd.Series(False, rows.index))
-    out: dict[str, list[dict[Any, Any]]] = {"smoothed": [], "raw": []}
-    for _, run in rows[~gone].groupby("run"):
-        measured = run[run.x.notna() & run.loss.notna()].reset_index(drop=True)
-        for position in np.flatnonzero(measured.tokens.isin(horizons)):
-            row = measured.iloc[position].to_dict()
-            if row.get("constant", True) or row["tokens"] == row["end"]:
-                out["raw"].append(row)
-                out["smoothed"].append(row | _smoothed(run, measured, int(position), loss))
-    floats = {"x": float, "loss": float}
-    found = {name: pd.DataFrame(each, columns=rows.columns).astype(floats) for name, each in out.items()}
-    lost = rows[gone].drop_duplicates("run").drop(columns=["tokens"])
-    for name, frame in found.items():
-        lost = lost.assign(x=np.nan, loss=np.inf, std=0.0)
-        grid = frame[["model", "batch", "tokens"]].drop_duplicates()
-        found[name] = pd.concat([frame, lost.merge(grid, on=["model", "batch"])], ignore_index=True)
-    return {"smoothed": found["smoothed"]} if loss == "val" else found
-
-
-def _smoothed(run: pd.DataFrame, measured: pd.DataFrame, position: int, loss: str) -> dict[str, Any]:
-    tokens, batch = measured.tokens[position], int(measured.batch[position])
+    rows = rows.sort_values(["run", "tokens"], ignore_index=True)
+    going = rows[~rows.diverged]
+    measured = going[going.x.notna() & going.loss.notna()]
+    chosen = measured.tokens.isin(horizons) & (measured.constant | (measured.tokens == measured.end))
+    found = {name: measured[chosen].copy() for name in ("smoothed", *(["raw"] if loss != "val" else []))}
+    if loss == "paper":
+        start, low, high = _SMOOTHED
+        inside = chosen & (measured.tokens >= start) & measured.batch.between(low, high)
+        near = measured.groupby("run")[["loss", "x"]].rolling(3, center=True, min_periods=1)
+        smooth = near.mean().droplevel(0)
+        smooth["std"] = near["loss"].std(ddof=0).droplevel(0)
+        found["smoothed"].update(smooth[inside])
     if loss == "window":
-        return {"loss": run.loss[(run.tokens <= tokens) & (run.tokens > tokens * (1 - 1 / _WINDOW))].mean()}
-    if loss == "paper" and tokens >= _SMOOTHED[0] and batch in _SMOOTHED[1]:
-        near = measured.iloc[max(0, position - 1) : position + 2]
-        return {"loss": near.loss.mean(), "std": near.loss.std(ddof=0), "x": near.x.mean()}
-    return {}
+        logs = going.groupby("run")
+        for run, those in found["smoothed"].groupby("run"):
+            every = logs.get_group(run)
+            first, last = (every.tokens.searchsorted(those.tokens * part, "right") for part in (1 - _WINDOW, 1))
+            means = [every.loss.iloc[a:b].mean() for a, b in zip(first, last, strict=True)]
+            found["smoothed"].loc[those.index, "loss"] = means
+    lost = rows[rows.diverged].drop_duplicates("run").drop(columns="tokens").assign(x=np.nan, loss=np.inf)
+    grid = measured[chosen][["model", "batch", "tokens"]].drop_duplicates()
+    lost = lost.merge(grid, on=["model", "batch"])
+    return {name: pd.concat([frame, lost], ignore_index=True) for name, frame in found.items()}

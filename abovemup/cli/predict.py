@@ -16,7 +16,7 @@ def predict(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Advise lr and batch size for a run; of KEY=VALUE and --config, say what is not the fit's conditions."""
+    """Advise lr and batch size for a run; say what of it (KEY=VALUE, --config) is not as in the fit."""
     from abovemup.analysis.predict import differences, read_fit
     from abovemup.analysis.predict import predict as advise
     from abovemup.cli.output import print_json, print_table
@@ -26,7 +26,7 @@ def predict(
 
     fit = read_fit(source)
     answer = advise(fit, parse_tokens(tokens), parse_tokens(batch_size) if batch_size else None)
-    asked = flatten(compose(list(overrides or []), config_file=config)) if overrides or config else {}
+    asked = flatten(compose(list(overrides or []), config_file=config))
     answer |= {"conditions": fit["conditions"], "differences": differences(fit["conditions"], asked)}
     if json:
         print_json(answer)
@@ -42,7 +42,7 @@ def predict(
         print("Beyond the best batch more devices buy no better loss at these tokens: it is the most they can share.")
     if band := answer["log2_norm"]:
         norm = f"2^({band['log2_norm']:.2f} +- {band['half_width']:.2f})"
-        print(f"Output norm to expect at the end if lr is right, which it does not prove: {norm}.")
+        print(f"{answer['norm']} to expect at the end if lr is right, which it does not prove: {norm}.")
     for row in answer["low_sensitivity"]:
         print(f"Within 0.5 % of the best at {row['tokens']:.4g} tokens: lr {row['lr']:.4g}, batch {row['batch']:,.0f}")
     for of, each in answer["beyond"].items():

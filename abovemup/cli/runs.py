@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from abovemup.cli.options import Debug, Json, RunDir
+from abovemup.cli.output import print_json, print_table
+from abovemup.config.errors import RequestError
 
 if TYPE_CHECKING:
     from abovemup.analysis.runs import Row
 
 app = typer.Typer(no_args_is_help=True)
 
-Conditions = "Conditions on any setting or result: status=finished 'optimizer.lr<2^-4' model.width=64 optimizer=adam."
-Where = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[DIR] [KEY=VALUE]...", help=f"A folder of runs, a study or a run; runs/. {Conditions}"),
-]
+_CONDITIONS = "Conditions on settings and results: status=finished 'optimizer.lr<2^-4'."
+_HELP = f"A folder of runs, a study or a run; runs/. {_CONDITIONS}"
+Where = Annotated[list[str] | None, typer.Argument(metavar="[DIR] [KEY=VALUE]...", help=_HELP)]
 WIDTH = 64  # of a plot in the terminal
 
 
@@ -35,22 +35,18 @@ def push(run: RunDir, debug: Debug = False) -> None:
 def list_runs(
     where: Where = None,
     sort: Annotated[str, typer.Option("--sort", metavar="KEY", help="Rising; by a loss finished runs first.")] = "",
-    columns: Annotated[str, typer.Option("--columns", metavar="KEY,KEY", help="Instead of what differs.")] = "",
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """A line a run: how it stands, its main settings, and every other setting that differs between the runs."""
     from abovemup.analysis import select
-    from abovemup.cli.output import print_json, print_table
 
     rows, skipped = _gather(where or [])
     rows = select.ordered(rows, select.known_key(sort, rows)) if sort else rows
-    asked = [select.known_key(key, rows) for key in columns.split(",")] if columns else []
-    keys = ["run", *asked] if asked else select.columns(rows)
     if json:
-        told = [{key: row.get(key) for key in keys} if asked else row for row in rows]
-        print_json({"runs": told, "skipped": skipped})
+        print_json({"runs": rows, "skipped": skipped})
     else:
+        keys = select.columns(rows)
         print_table(keys, ([row[key] if row.get(key) is not None else "" for key in keys] for row in rows))
 
 
@@ -58,7 +54,6 @@ def list_runs(
 def show(run: RunDir, json: Json = False, debug: Debug = False) -> None:
     """How a run stands: its numbers, what was typed, versions, norms by role, and where it can go on from."""
     from abovemup.analysis import runs
-    from abovemup.cli.output import print_json, print_table
     from abovemup.config.keys import fields
 
     folder = _one(run)
@@ -80,12 +75,11 @@ def show(run: RunDir, json: Json = False, debug: Debug = False) -> None:
 
 @app.command("plot")
 def plot(
-    where: Annotated[list[str], typer.Argument(metavar="[DIR] KEY [KEY=VALUE]...", help=f"What to draw. {Conditions}")],
-    over: Annotated[Literal["tokens", "step"], typer.Option("--over", help="The logarithmic axis.")] = "tokens",
+    where: Annotated[list[str], typer.Argument(metavar="[DIR] KEY [KEY=VALUE]...", help=f"What. {_CONDITIONS}")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="A PNG; else in the terminal.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Draw what metrics.jsonl has (loss, val/loss, norm/head/rms_to_inf, ...) of each run."""
+    """Draw what metrics.jsonl has (loss, val/loss, norm/head/rms_to_inf, ...) of each run over tokens."""
     import numpy as np
 
     from abovemup.analysis.curves import curves, save_figure
@@ -93,9 +87,9 @@ def plot(
 
     *places, key = [text for text in where if not _is_condition(text)] or ["loss"]
     rows, _ = _gather([*places, *filter(_is_condition, where)], needed=True)
-    drawn = curves(rows, key, over)
+    drawn = curves(rows, key)
     if out is not None:
-        save_figure(drawn, key, over, out)
+        save_figure(drawn, key, out)
         print(f"{out}: {key} of {len(drawn)} of {len(rows)} runs")
         return
     low, high = min(values.index[0] for _, values in drawn), max(values.index[-1] for _, values in drawn)
@@ -103,20 +97,17 @@ def plot(
         print(f"{name}: {key} from {values.min():.4g} to {values.max():.4g}, last {values.iloc[-1]:.4g}")
         ys = np.interp(np.geomspace(low, high, 2 * WIDTH), values.index, values, left=np.nan, right=np.nan)
         print("\n".join(braille([None if np.isnan(y) else y for y in ys], 8 if len(drawn) == 1 else 4)))
-    print(f"{low:.0f} to {high:.0f} {over}, logarithmic")
+    print(f"{low:.0f} to {high:.0f} tokens, logarithmic")
 
 
 @app.command("export")
 def export(
-    form: Annotated[
-        Literal["parquet", "csv", "toolkit"],
-        typer.Option("--format", help="A row a run, with its newest norms; toolkit: a row a step, as the paper's."),
-    ],
+    form: Annotated[Literal["parquet", "csv", "toolkit"], typer.Option("--format", help="toolkit: as the paper's.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Replaced if it exists.")],
     where: Where = None,
     debug: Debug = False,
 ) -> None:
-    """Write the runs of a study into one file, for others."""
+    """Write the runs of a study into one file: a row a run, with its newest norms; toolkit: a row a step."""
     from abovemup.analysis.export import save
 
     rows, _ = _gather(where or [], needed=True)
@@ -125,10 +116,7 @@ def export(
 
 @app.command("rm")
 def remove(
-    names: Annotated[
-        list[str], typer.Argument(metavar="RUN... | KEY=VALUE...", help=f"Runs; or, of the runs in --dir: {Conditions}")
-    ],
-    folder: Annotated[str, typer.Option("--dir", metavar="DIR", help="Where conditions look.")] = "runs",
+    names: Annotated[list[str], typer.Argument(metavar="RUN... | [DIR] KEY=VALUE...", help=f"Runs. {_CONDITIONS}")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -136,14 +124,10 @@ def remove(
     import shutil
     from contextlib import ExitStack, suppress
 
-    from abovemup.config.errors import RequestError
     from abovemup.training.run import lock
 
-    conditions = [name for name in names if _is_condition(name)]
-    if conditions and len(conditions) < len(names):
-        raise RequestError("rm takes the names of runs, or conditions on the runs in --dir, not both.")
-    rows = _gather([folder, *conditions], needed=True)[0] if conditions else []
-    found = [Path(row["dir"]) for row in rows] or list(dict.fromkeys(map(_one, names)))
+    told = any(map(_is_condition, names))
+    found = list(dict.fromkeys(map(_one, [row["dir"] for row in _gather(names, needed=True)[0]] if told else names)))
     with ExitStack() as stack:
         for path in found:
             stack.callback(lock(path).release)  # so that nobody trains in it meanwhile
@@ -168,7 +152,6 @@ def _is_condition(text: str) -> bool:
 def _one(name: str) -> Path:
     """The run directory of that name, not a folder of runs, and no link. Raises RequestError."""
     from abovemup.analysis.runs import find
-    from abovemup.config.errors import RequestError
 
     found = find(name)
     if len(found) > 1 or found[0].name != Path(name).name or found[0].is_symlink():
@@ -181,7 +164,6 @@ def _gather(arguments: Sequence[str], needed: bool = False) -> tuple[list["Row"]
     is wrong, which stderr is told too. Raises RequestError when none is left and some are `needed`."""
     from abovemup.analysis.runs import records
     from abovemup.analysis.select import select
-    from abovemup.config.errors import RequestError
 
     conditions = [text for text in arguments if _is_condition(text)]
     rows, skipped = records([text for text in arguments if not _is_condition(text)] or ["runs"])

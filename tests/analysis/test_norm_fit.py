@@ -59,10 +59,10 @@ def test_an_exact_parabola_is_recovered(a: float, x0: float, y0: float, k: int, 
     x = X[order]
     loss = y0 + a * (x - x0) ** 2
     found = parabola(x, loss, NONE, y0 + a * x0**2 if fixed else None, k=k)
-    assert found.x == pytest.approx(x0, abs=1e-9)
-    assert (found.loss, found.a) == pytest.approx((y0, a), rel=1e-10, abs=1e-10)
-    assert found.points == k
-    assert found.x_error < 1e-5 or math.isnan(found.x_error)
+    assert found["x"] == pytest.approx(x0, abs=1e-9)
+    assert (found["loss"], found["a"]) == pytest.approx((y0, a), rel=1e-10, abs=1e-10)
+    assert found["points"] == k
+    assert found["x_error"] < 1e-5 or math.isnan(found["x_error"])
 
 
 @pytest.mark.parametrize(("fixed", "weighted", "k"), [*itertools.product([True, False], [True, False], [3, 5, 7])])
@@ -77,23 +77,23 @@ def test_the_twin_agrees(fixed: bool, weighted: bool, k: int) -> None:
             found = parabola(x, loss, std, c, k=k)
         except FitRefused:
             continue
-        assert (found.x, found.loss) == pytest.approx(twin([*x], [*loss], [*std], c, k), rel=1e-7)
+        assert (found["x"], found["loss"]) == pytest.approx(twin([*x], [*loss], [*std], c, k), rel=1e-7)
 
 
 def test_a_seed_that_is_not_bracketed_gets_the_nearest_point_of_the_missing_side() -> None:
     x = np.array([1.0, 4.0, 4.1, 4.2, 4.3])
     loss = np.array([9.0, 3.0, 3.05, 3.2, 3.4])
     found = parabola(x, loss, np.zeros(5), None, k=4)
-    assert (found.x, found.loss) == pytest.approx(twin([*x], [*loss], [0] * 5, None, 4))
+    assert (found["x"], found["loss"]) == pytest.approx(twin([*x], [*loss], [0] * 5, None, 4))
     chosen = np.array([0, 1, 2, 3])  # instead of 1 to 4
-    assert found.a == pytest.approx(np.polyfit(x[chosen], loss[chosen], 2)[0])
+    assert found["a"] == pytest.approx(np.polyfit(x[chosen], loss[chosen], 2)[0])
 
 
 def test_errors_are_the_spread_of_repeated_fits() -> None:
     rng = np.random.default_rng(0)
     fits = [parabola(X, 4 + 0.2 * (X - 6.5) ** 2 + rng.normal(0, 0.01, 8), NONE, None, k=8) for _ in range(2000)]
-    assert np.mean([f.x_error for f in fits]) == pytest.approx(np.std([f.x for f in fits]), rel=0.1)
-    assert np.mean([f.loss_error for f in fits]) == pytest.approx(np.std([f.loss for f in fits]), rel=0.1)
+    assert np.mean([f["x_error"] for f in fits]) == pytest.approx(np.std([f["x"] for f in fits]), rel=0.1)
+    assert np.mean([f["loss_error"] for f in fits]) == pytest.approx(np.std([f["loss"] for f in fits]), rel=0.1)
 
 
 def test_the_vertex_is_judged_against_all_points_and_marked_beyond_those_fitted() -> None:
@@ -102,8 +102,8 @@ def test_the_vertex_is_judged_against_all_points_and_marked_beyond_those_fitted(
         parabola(x, loss, np.zeros(3), 5.0)
     assert refusal.value.reason == "outside"
     more = parabola(np.array([1.0, *x, 10.0]), np.array([4.9, *loss, 4.9]), np.zeros(5), 5.0, k=3)
-    assert more.beyond
-    assert not 5 <= more.x <= 6
+    assert more["beyond"]
+    assert not 5 <= more["x"] <= 6
 
 
 @pytest.mark.parametrize(

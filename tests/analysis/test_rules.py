@@ -79,10 +79,13 @@ def test_a_law_without_the_grid_for_it_is_refused(rows: slice, reason: str) -> N
 
 
 def test_first_horizons_are_the_first_rows_in_the_band() -> None:
+    """Of each seed; not step 0, where log2 of the tokens is none; not of a run whose lr decays, or that diverged."""
     curves = pd.DataFrame({"batch": 8, "lr": 0.5, "tokens": [64, 16, 32, 128], "x": [7.1, 6.0, 6.9, 7.5]})
-    curves = pd.concat([curves, curves.assign(lr=0.25, x=5.0)])
+    curves = curves.assign(constant=True, diverged=False)
+    others = [{"lr": 0.25, "x": 5.0}, {"x": 7.0, "tokens": [0, 1, 2, 3]}, {"constant": False}, {"diverged": True}]
+    curves = pd.concat(curves.assign(run=i, **other) for i, other in enumerate([{}, {}, *others]))
     found = rules.first_horizons(curves, {"log2_norm": 7.0, "half_width": 0.2})
-    assert found[["lr", "tokens"]].to_numpy().tolist() == [[0.5, 32]]
+    assert dict(zip(found.run, found.tokens, strict=True)) == {0: 32, 1: 32, 3: 1}
 
 
 def scan(rng: np.random.Generator) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from abovemup.analysis import results
+from abovemup.analysis import growth, norm_fit, results
 from abovemup.analysis.sources import open_source
 from abovemup.config.errors import RequestError
 
@@ -111,17 +112,22 @@ def test_the_window_is_a_sixteenth_of_the_tokens_and_raw_is_the_single_step(grid
 
 
 def test_other_norms_and_rankings(grid: Path) -> None:
-    answer = results.ranking(open_source(grid))
+    answer = results.ranking(open_source(grid, norm=None))
+    assert {row["norm"] for row in answer["ranking"]} >= {"head/rms_to_inf", "embedding/one_to_rms", "lr"}
     assert next(row["norm"] for row in answer["ranking"]) in ("head/rms_to_inf", "lr x sqrt(steps)")
     assert answer["ranking"][-1]["regret"] > 100 * answer["ranking"][0]["regret"]
-    with pytest.raises(RequestError, match=r"embedding/one_to_rms"):
-        open_source(grid).points("head/rms")
+    for open_it in (
+        lambda: open_source(grid, norm="head/rms"),
+        lambda: open_source(grid, norm=None).points("head/rms"),
+    ):
+        with pytest.raises(RequestError, match=r"norm/head/rms\. Did you mean norm/head/rms_to_inf"):
+            open_it()
 
 
 def test_a_decaying_run_counts_at_its_end_only(tmp_path: Path) -> None:
     for lr in (-4, -3, -2):
         write(tmp_path / f"lr{lr}", lr, schedule__name="wsd")
-    points = open_source(tmp_path, horizons=[2**18, 2**20]).points()["smoothed"]
+    points = open_source(tmp_path).points()["smoothed"]
     assert set(points.tokens) == {2**20}
 
 
@@ -132,34 +138,20 @@ def test_mixed_conditions_are_refused_with_the_choice_that_settles_it(grid: Path
         RequestError, match=r"mixes optimizer.momentum: 0.0, 0.9. Choose: --where optimizer.momentum=0.0"
     ):
         open_source(tmp_path)
+    for i, clip in enumerate([1.0, 2.0]):  # neither a condition of the paper nor a seed
+        write(tmp_path / "clip" / f"r{i}", -3, optimizer__clip=clip)
+    with pytest.raises(RequestError, match=r"mixes optimizer.clip: 1.0, 2.0"):
+        open_source(tmp_path / "clip")
+    with pytest.raises(RequestError, match="a condition is expected"):
+        open_source(tmp_path, where=["momentum"])
     assert open_source(tmp_path, where=["optimizer.momentum=0.9"]).rows.run.unique().tolist() == ["r1"]
     with pytest.raises(RequestError, match=r"no run with optimizer\.lr=7"):
         open_source(grid, where=["optimizer.lr=7"])
-    with pytest.raises(RequestError, match="has no nonsense"):
+    with pytest.raises(RequestError, match="have no nonsense"):
         open_source(grid, where=["nonsense=7"])
 
 
-def test_points_of_an_ablation(tmp_path: Path) -> None:
-    head = "optimizer,model.width,lr,seed,status,val_loss,output_norm,cell\n"
-    rows = [
-        f"scion,{w},{2.0**e},{s},finished,{3 + 0.1 * (e + 2.2) ** 2},{2.0 ** (e + 6)},c{w}{e}{s}\n"
-        for w in (64, 128)
-        for e in range(-5, 2)
-        for s in (1, 2)
-    ]
-    bad = [
-        "scion,64,4.0,1,diverged,inf,nan,d\n",
-        "scion,64,4.0,2,diverged,inf,nan,d2\n",
-        "scion,64,8.0,2,missing,nan,nan,m\n",
-    ]
-    (tmp_path / "points.csv").write_text(head + "".join(rows + bad))
-    answer = results.norm(open_source(tmp_path / "points.csv"))
-    assert [row["model"] for row in answer["best"]] == ["model.width=128", "model.width=64"]
-    assert answer["band"]["log2_norm"] == pytest.approx(3.8)
-    assert answer["excluded"] == {"m": "missing"}
-
-
-def toolkit(path: Path, columns: dict[str, str]) -> Path:
+def toolkit(path: Path, columns: dict[str, str], **more: Any) -> Path:
     """A scan at 32 and 64 sequences, in the layout of the paper's public toolkit."""
     rows = []
     for bs in (32, 64):
@@ -170,7 +162,7 @@ def toolkit(path: Path, columns: dict[str, str]) -> Path:
                 row = {"bs": bs, "step": step, "loss": 4 + 0.1 * (x - 7) ** 2 + 0.03 * n, "norm": 2**x}
                 row |= {"lr_in": 2.0**e, "lr_hidden": 2.0**e, "lr_out": 2.0**e, "run_name": f"lr-{2.0**e}-bs-{bs}"}
                 rows.append({columns.get(k, k): v for k, v in row.items()})
-    pd.DataFrame(rows).to_csv(path, index=False)
+    pd.DataFrame(rows).assign(**more).to_csv(path, index=False)
     return path
 
 
@@ -188,7 +180,7 @@ def toolkit(path: Path, columns: dict[str, str]) -> Path:
     ids=["raw", "seeds", "one seed"],
 )
 def test_the_papers_layouts_with_its_windows(tmp_path: Path, columns: dict[str, str]) -> None:
-    source = open_source(toolkit(tmp_path / "scan.csv", columns), horizons=[2**33])
+    source = open_source(toolkit(tmp_path / "scan.csv", columns))
     points = source.points()
     smoothed, raw = points["smoothed"], points["raw"]
     assert len(raw) == len(smoothed) == 18
@@ -210,11 +202,88 @@ def test_what_is_no_source(tmp_path: Path) -> None:
             open_source(path)
 
 
-def test_norms_without_losses_are_curves_and_no_points(tmp_path: Path) -> None:
-    rows = [{"bs": 32, "log2_lr": -5, "step": 2**n, "log2_output_norm": n / 2} for n in range(9, 17)]
-    pd.DataFrame(rows).to_csv(tmp_path / "growth.csv", index=False)
-    source = open_source(tmp_path / "growth.csv")
-    with pytest.raises(RequestError, match="no run has this loss and norm"):
-        source.points()
-    (curve,) = results.growth(source)["curves"]
-    assert (curve["slopes"], curve["breaks"]) == (pytest.approx([0.5]), [])
+SEEDS = {"norm": "output_norm_mean", "loss": "train_loss_mean"}
+
+
+def test_a_std_that_one_seed_has_not_is_that_of_the_others(tmp_path: Path) -> None:
+    """The toolkit's aggregate has none for a single seed: no nan in the fit, and no weight of 10^12 for that point."""
+    path = toolkit(tmp_path / "scan.csv", SEEDS, train_loss_std=0.01)
+    table = pd.read_csv(path)
+    table["step"] = (table.step // 2).round()  # 2^32: no window
+    table = table.drop_duplicates(["bs", "lr_in", "step"])
+    table.loc[table.lr_in == 2.0**-5, "train_loss_std"] = np.nan
+    table.to_csv(path, index=False)
+    cell = next(iter(norm_fit.cells(open_source(path).points()["smoothed"]).values()))
+    assert cell["std"] == pytest.approx(0.01)
+    points = pd.DataFrame({"x": [1.0, 2, 2, 3, 3], "lr": [1.0, 2, 2, 4, 4], "loss": [3, 2.9, 2.8, 3, 3.1]})
+    cell = norm_fit.cells(points.assign(model="m", tokens=1, batch=1, std=np.nan))["m", 1, 1]
+    assert cell["std"] == pytest.approx([0.1 / math.sqrt(2)] * 3)
+
+
+def test_the_toolkits_momentum_and_decay_are_conditions(tmp_path: Path) -> None:
+    """Its momentum is the complement of ours; decayed runs count at their end only; runs called test are none."""
+    both = pd.concat(
+        pd.read_csv(toolkit(tmp_path / "x.csv", {}, momentum=alpha, seed=0)).assign(
+            run_name=lambda t, a=alpha: t.run_name + f"-momentum-{a}" + ("-decayed" if a < 1 else "")
+        )
+        for alpha in (1.0, 0.1)
+    )
+    both.rename(columns={"norm": "output_norm", "loss": "train_loss"}).to_csv(tmp_path / "both.csv", index=False)
+    with pytest.raises(RequestError, match=r"mixes optimizer.momentum: 0.0, 0.9"):
+        open_source(tmp_path / "both.csv")
+    source = open_source(tmp_path / "both.csv", where=["momentum<1"])
+    assert (source.conditions["optimizer.momentum"], source.conditions["schedule.name"]) == (0.9, "decayed")
+    ends = {(2**33 // (bs * 4096) + 1) * bs * 4096 for bs in (32, 64)}
+    assert source.horizons == ends
+    assert set(source.points()["raw"].tokens) == ends
+    source = open_source(tmp_path / "both.csv", where=["momentum=1"])
+    assert source.conditions["optimizer.momentum"] == 0
+    assert set(source.points()["raw"].tokens) == {2**33}
+    both.assign(run_name="test-" + both.run_name).rename(columns={"norm": "output_norm", "loss": "train_loss"}).to_csv(
+        tmp_path / "both.csv", index=False
+    )
+    with pytest.raises(RequestError, match="no run"):
+        open_source(tmp_path / "both.csv").points()
+
+
+def test_the_loss_before_training_fixes_only_a_norm_that_is_1_then(tmp_path: Path) -> None:
+    for lr in np.arange(-6.0, 0.0, 0.5):
+        write(tmp_path / f"lr{lr}", float(lr))
+    source = open_source(tmp_path, norm=None)
+    assert source.fixed("head/rms_to_inf") == source.intercept
+    assert source.fixed("embedding/one_to_rms") is None
+    rows = source.rows
+    rows.loc[rows.tokens == 0, "norm/head/rms_to_inf"] = 2.0  # of another initialisation
+    assert source.fixed("head/rms_to_inf") is None
+
+
+def test_a_run_with_damaged_metrics_is_named_and_not_lost(grid: Path, tmp_path: Path) -> None:
+    shutil.copytree(grid, tmp_path / "grid")
+    (tmp_path / "grid/runs/b4lr-3/metrics.jsonl").write_text("{\n{}\n")
+    source = open_source(tmp_path / "grid")
+    assert "metrics.jsonl:1 is damaged" in source.excluded["b4lr-3"]
+    assert source.rows.run.nunique() == 90
+
+
+def test_points_no_better_than_untrained_leave_the_variants_in_step(grid: Path) -> None:
+    """At a short horizon single steps of a whole cell may lie above the intercept, and their means not."""
+    source = open_source(grid, "window")
+    single = (source.rows.batch == 64 * 256) & (source.rows.tokens == 2**16)
+    source.rows.loc[single, "loss"] = 7.0
+    answer = results.norm(source)
+    assert len(answer["optima"]) == 25
+    assert answer["band"]
+
+
+def test_seeds_and_models_do_not_part() -> None:
+    """Batch sizes are compared at equal lr and model, by the mean over seeds."""
+    step = 2.0 ** np.arange(0, 12, 0.25)
+    curves = pd.concat(
+        pd.DataFrame({"model": model, "batch": batch, "lr": 0.5, "tokens": step * batch}).assign(
+            run=f"{model}{batch}{seed}", x=np.log2(step) / 2 + seed * 0.3 + (model == "b")
+        )
+        for model in "ab"
+        for batch in (8, 16)
+        for seed in (0, 1)
+    )
+    assert [(row["model"], "step" in row) for row in growth.parting(curves)] == [("a", False), ("b", False)]

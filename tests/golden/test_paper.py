@@ -14,8 +14,8 @@ import pytest
 
 from abovemup.analysis import paper, results, rules
 from abovemup.analysis.growth import offset, parting
-from abovemup.analysis.norm_fit import best_batches, initial_loss, optima
-from abovemup.analysis.sources import Source, open_source
+from abovemup.analysis.norm_fit import initial_loss, optima
+from abovemup.analysis.sources import Source
 
 FOLDER = Path(os.environ.get("ABOVEMUP_TEST_DATA", "/nowhere")) / "paper"
 pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="needs ABOVEMUP_TEST_DATA/paper")
@@ -28,8 +28,33 @@ VERTICES = [
 ]
 
 
+def figure(name: str) -> pd.DataFrame:
+    """The points of a figure under our names: batch and tokens in tokens."""
+    table = pd.read_csv(FOLDER / f"{name}.csv")
+    table = table.assign(**{key[5:]: 2.0 ** table[key] for key in table if key.startswith("log2_")})
+    table = table.rename(columns={"mean_lr_over_6_variants": "lr", "horizon": "tokens", "first_horizon": "tokens"})
+    if "bs" not in table:  # Fig. 1a
+        table = table.assign(bs=128, tokens=2**33)
+    if "step" in table:
+        table["tokens"] = table.bs * table.step * paper.SEQUENCE
+    if "row" in table:  # Fig. 17a
+        table["tokens"] = table.row.map(lambda text: 2 ** int(text[2:]))
+    return table.assign(batch=table.bs * paper.SEQUENCE)
+
+
+def circles() -> pd.DataFrame:
+    """Of each horizon in Fig. 7a the batch size that is drawn without transparency."""
+    table = figure("fig7a").sort_values(["alpha_opacity", "batch"])
+    return table.groupby("tokens", as_index=False).last()
+
+
 def source(name: str) -> Source:
-    return open_source(FOLDER / f"{name}.csv")
+    table = figure(name).rename(columns={"train_loss": "loss", "train_loss_std": "std", "norm": "output_norm"})
+    table = table.rename(columns={"output_norm": "norm/head/rms_to_inf"})
+    order = table.lr_rank if "lr_rank" in table else table.lr
+    new = {"model": "proxy", "run": table.bs.astype(str) + "-" + order.astype(str), "lr": np.nan, "std": 0.0}
+    table = table.assign(**{key: value for key, value in new.items() if key not in table})
+    return Source(table, "paper", paper.CONDITIONS, {}, paper.INTERCEPT)
 
 
 @pytest.fixture(scope="module")
@@ -81,15 +106,15 @@ def test_the_empirical_minima_are_those_of_the_figure(scan: pd.DataFrame) -> Non
 
 
 @pytest.mark.parametrize(
-    ("figure", "batch", "tokens", "constant", "r2", "n"),
+    ("name", "batch", "tokens", "constant", "r2", "n"),
     [
         ("fig3b", (0.619, 0.051), (-0.558, 0.045), (9.8, 1.6), 0.92, 28),
         ("fig7a", (0.546, 0.029), (-0.526, 0.022), (9.1, 0.77), 0.94, 62),
     ],
 )
-def test_lr_over_batch_and_tokens(figure: str, batch: Any, tokens: Any, constant: Any, r2: float, n: int) -> None:
+def test_lr_over_batch_and_tokens(name: str, batch: Any, tokens: Any, constant: Any, r2: float, n: int) -> None:
     """The paper's batch sizes are in sequences: our constant is its own less 12 alpha."""
-    table = source(figure).rows
+    table = figure(name)
     law = rules.power_law("lr", table, ["batch", "tokens"])
     assert (law.exponents["batch"], law.errors["batch"]) == pytest.approx(batch, abs=0.0005)
     assert (law.exponents["tokens"], law.errors["tokens"]) == pytest.approx(tokens, abs=0.0005)
@@ -102,7 +127,7 @@ def test_lr_over_batch_and_tokens(figure: str, batch: Any, tokens: Any, constant
 
 def test_first_horizon_in_the_band() -> None:
     """Fig. 3a. The text prints the exponent of D without its sign."""
-    law = rules.power_law("lr", source("fig3a").rows, ["tokens", "batch"])
+    law = rules.power_law("lr", figure("fig3a"), ["tokens", "batch"])
     assert (law.exponents["batch"], law.errors["batch"]) == pytest.approx((1.320, 0.025), abs=0.0006)
     assert (law.exponents["tokens"], law.errors["tokens"]) == pytest.approx((-0.961, 0.025), abs=0.0006)
     assert law.n == 56
@@ -110,7 +135,7 @@ def test_first_horizon_in_the_band() -> None:
 
 def test_best_batch_over_tokens() -> None:
     """Fig. 7b: B* = 0.009(13) D^0.450(66), R2 0.868, from the circles of Fig. 7a."""
-    best = best_batches(source("fig7a").rows)
+    best = circles()
     assert (best.batch / paper.SEQUENCE).tolist() == [64, 128, 128, 256, 128, 512, 512, 512, 1024]
     assert np.log2(best.lr).tolist() == [-3, -2.5, -3, -3, -4.5, -4, -4, -4.5, -4.5]
     law = rules.power_law("batch", best, ["tokens"])
@@ -123,15 +148,15 @@ def test_best_batch_over_tokens() -> None:
 
 def test_lr_over_tokens() -> None:
     """-0.28 +- 0.07: beta + alpha b, with alpha and beta of Fig. 3b and b of Fig. 7b."""
-    lr = rules.power_law("lr", source("fig3b").rows, ["batch", "tokens"])
-    exponent, error = rules.lr_over_tokens(lr, rules.power_law("batch", best_batches(source("fig7a").rows), ["tokens"]))
+    lr = rules.power_law("lr", figure("fig3b"), ["batch", "tokens"])
+    exponent, error = rules.lr_over_tokens(lr, rules.power_law("batch", circles(), ["tokens"]))
     assert (exponent, error) == pytest.approx((-0.28, 0.07), abs=0.005)
     assert rules.lr_over_tokens(paper.LR, paper.BATCH) == pytest.approx((exponent, error), abs=1e-4)
 
 
 @pytest.mark.parametrize("law", [paper.LR, paper.BATCH], ids=["lr", "batch"])
 def test_the_rules_that_are_shipped_are_these_fits(law: rules.Rule) -> None:
-    table = source("fig3b").rows if law.of == "lr" else best_batches(source("fig7a").rows)
+    table = figure("fig3b") if law.of == "lr" else circles()
     ours = rules.power_law(law.of, table, [name for name in law.exponents if name != "constant"])
     assert law.exponents == pytest.approx(ours.exponents, abs=1e-4)
     assert np.allclose(law.covariance, ours.covariance, rtol=1e-4, atol=1e-7)
@@ -148,7 +173,7 @@ def test_the_scan_of_figure_1a() -> None:
     row = results.norm(source("fig1a"))["optima"][0]
     assert math.log2(row["lr"]) == -4.5
     assert row["x"] == pytest.approx(7.29, abs=0.006)
-    assert (row["variants"], row["lr_std"]) == (3, 0)
+    assert (row["variants"], row["lr_error"]) == (3, 0)
 
 
 def test_the_intercept_is_the_loss_before_training() -> None:
