@@ -18,11 +18,7 @@ if TYPE_CHECKING:
     from abovemup.studies.pool import Pool
 
 
-class Again(StrEnum):
-    failed = "failed"
-    diverged = "diverged"
-
-
+Again = StrEnum("Again", ["failed", "diverged"])
 Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once; cores over train.threads.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, how long it would take and on what disk.")]
 Retry = Annotated[
@@ -65,14 +61,11 @@ def conduct(
     real = console.is_terminal and not console.is_dumb_terminal
     live = Live(console=console, auto_refresh=False, transient=True)
 
-    def say(text: str) -> None:
-        if not real:
-            typer.echo(text, err=json)
+    def say(text: str, failed: bool) -> None:
+        if failed or not real:
+            typer.echo(f"abovemup: {text}" if failed else text, err=failed or json)
 
-    def fail(text: str) -> None:
-        typer.echo(f"abovemup: {text}", err=True)
-
-    pool = Pool(folder, jobs or max(1, cores() // max(cell.threads for cell in cells)), config_dir, say, fail, retry)
+    pool = Pool(folder, jobs or max(1, cores() // max(cell.threads for cell in cells)), config_dir, say, retry)
     if dry:
         print_plan(pool, cells, json)
         raise typer.Exit(0)
@@ -130,17 +123,10 @@ def summary(table: list[dict[str, Any]]) -> str:
 
 def readable(table: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Columns and cells as texts, without the columns in which nothing stands."""
-    rows = []
-    for row in table:
-        row = {key: _text(value) for key, value in row.items()}
-        row["step"] += f"/{row.pop('steps')}"
-        row["ETA"] = row.pop("seconds_left")
-        row["error"], row["cell"] = row.pop("error"), row.pop("cell")
-        rows.append(row)
-    columns = [key for key in rows[0] if any(row[key] for row in rows)]
-    return [column.replace("_", " ") if "." not in column else column for column in columns], [
-        [row[column] for column in columns] for row in rows
-    ]
+    texts = [{k: _text(v) for k, v in row.items()} | {"step": f"{row['step']}/{row['steps']}"} for row in table]
+    keys = [key for key in texts[0] if key != "steps" and any(text[key] for text in texts)]
+    titles = ["ETA" if key == "seconds_left" else key if "." in key else key.replace("_", " ") for key in keys]
+    return titles, [[text[key] for key in keys] for text in texts]
 
 
 def _text(value: Any) -> str:

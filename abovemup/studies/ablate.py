@@ -78,7 +78,10 @@ def load(name: str, overrides: list[str], config_dir: Path | None) -> Ablation:
         expected = "question, fixed, arms, size (one key), lr (optimizer: grid), seeds (one key)"
         raise RequestError(f"{known[name]}: expected {expected}. ({type(error).__name__}: {error})") from error
     axes = {key: found for section in sections for key, found in section.items()}
-    for key, value in typed(overrides).items():
+    asked, lengths = typed(overrides), {"train.steps", "train.tokens"}
+    if lengths & asked.keys():  # the file's may be in the other unit
+        fixed = {key: value for key, value in fixed.items() if key not in lengths}
+    for key, value in asked.items():
         axis = next((axis for axis in axes if key in (axis, *axis.split(","))), None)
         if key == "optimizer.lr":
             lr = {"": values(key, value)}

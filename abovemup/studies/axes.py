@@ -16,7 +16,7 @@ Axes = dict[
     str, list[str]
 ]  # a key, or several with a comma between them, to the values that it (they all) take in turn
 
-_LOG2RANGE = re.compile(r"log2range\((.+),(.+),(.+)\)")
+_MOST = 10_000  # combinations; composing so many takes minutes
 _MEASURED = {"eval.every": "pow2", "norms.every": "pow2"}  # by a run that serves several horizons
 
 
@@ -25,11 +25,12 @@ def typed(overrides: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in overrides:
         key, equals, value = text.partition("=")
-        if not equals:
-            raise RequestError(f"{key}: not KEY=VALUE.")
+        key = key.lstrip("+")  # Hydra's for a key that is new: here the same key
+        if not (key and equals):
+            raise RequestError(f"{text}: not KEY=VALUE.")
         if key in found:
             raise RequestError(f"{key} is given twice: keep one.")
-        if key.startswith("run."):
+        if key.partition(".")[0] == "run":
             raise RequestError(f"{key}: each cell has a folder of its own, in --dir.")
         found[key] = value
     return found
@@ -38,17 +39,20 @@ def typed(overrides: list[str]) -> dict[str, str]:
 def values(key: str, given: Any, config_dir: Path | None = None) -> list[str]:
     """A list, or what was typed, as it was typed: values with commas between them, or one of Hydra's functions
     (choice, range, glob, sort), or log2range(first,last,step), its end included. Raises RequestError."""
+    if given == []:
+        raise RequestError(f"{key}: no value.")
     if isinstance(given, list):
         return list(dict.fromkeys(map(shown, given)))
     text = shown(given).strip()
-    if found := _LOG2RANGE.fullmatch(text):
-        return _log2range(text, *found.groups())
+    if text.startswith("log2range("):
+        return _log2range(text)
     if found := re.fullmatch(r"choice\((.*)\)", text):
         text = found[1]
-    elif re.match(r"(range|glob|interval|sort|shuffle|tag|int|float|str|bool)\(", text):
+    elif re.match(r"(choice|range|glob|interval|sort|shuffle|tag|int|float|str|bool)\(", text):
         return _hydra(key, text, config_dir)
     # A comma within a list, a mapping or quotes separates nothing. Not Hydra's: it has no 2^-4.
-    return list(dict.fromkeys(re.findall(r"(?:\[[^]]*\]|\{[^}]*\}|'[^']*'|\"[^\"]*\"|[^,])+", text))) or [""]
+    parts = re.findall(r"(?:\[[^]]*\]|\{[^}]*\}|'[^']*'|\"[^\"]*\"|[^,])+", text)
+    return list(dict.fromkeys(map(str.strip, parts))) or [""]
 
 
 def _hydra(key: str, text: str, config_dir: Path | None) -> list[str]:
@@ -58,12 +62,11 @@ def _hydra(key: str, text: str, config_dir: Path | None) -> list[str]:
 
     try:
         override = OverridesParser.create().parse_override(f"key={text}")
-        sweep: Any = override.value()
-        found: list[Any]
-        if isinstance(sweep, Glob):
-            found = [*sweep.filter(choices(config_dir).get(key, []))]
-        else:
-            found = [*itertools.islice(override.sweep_iterator(), 1001)] if override.is_sweep_override() else [sweep]
+        found: list[Any] = [override.value()]
+        if isinstance(found[0], Glob):
+            found = found[0].filter(choices(config_dir).get(key, []))
+        elif override.is_sweep_override():
+            found = [*itertools.islice(override.sweep_iterator(), 1001)]
     except (HydraException, ValueError) as error:
         raise RequestError(f"{key}={text}: {str(error).splitlines()[0]}.") from error
     if not 0 < len(found) <= 1000:
@@ -71,13 +74,13 @@ def _hydra(key: str, text: str, config_dir: Path | None) -> list[str]:
     return list(dict.fromkeys(f"{value:.12g}" if isinstance(value, float) else shown(value) for value in found))
 
 
-def _log2range(text: str, *bounds: str) -> list[str]:
+def _log2range(text: str) -> list[str]:
     try:
-        first, last, step = map(parse_float, bounds)
+        first, last, step = map(parse_float, text.removeprefix("log2range(").removesuffix(")").split(","))
         count = round((last - first) / step)
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         first, last, step, count = 0, 1, 1, 0
-    if not 0 <= count < 1000 or not math.isclose(first + count * step, last, abs_tol=1e-9):
+    if not text.endswith(")") or not 0 <= count < 1000 or not math.isclose(first + count * step, last, abs_tol=1e-9):
         raise RequestError(
             f"{text}: expected log2range(first,last,step), at most 1000 steps that lead from the first to the last."
         )
@@ -87,10 +90,15 @@ def _log2range(text: str, *bounds: str) -> list[str]:
 def grid(axes: Axes, fixed: dict[str, str]) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
     """Axis to value, and all settings, of every combination; the last axis changes fastest.
 
-    Several horizons are read from one run, which is measured at every power of two unless `fixed` says otherwise.
+    Several horizons are read from one run, which is measured at every power of two unless `fixed` says otherwise. Runs
+    are local unless some key of tracking is given: a grid on W&B is asked for. Raises RequestError for far too many.
     """
+    if (count := math.prod(map(len, axes.values()))) > _MOST:
+        raise RequestError(f"{count} combinations: a study has at most {_MOST}. Take fewer values.")
+    keys = {key for axis in axes for key in axis.split(",")} | fixed.keys()
+    local = {} if any(key.partition(".")[0] == "tracking" for key in keys) else {"tracking": "local"}
     horizons = [value for key in ("train.tokens", "train.steps") for value in axes.get(key, [])]
     measured = _MEASURED if len(horizons) > 1 else {}
     for chosen in itertools.product(*axes.values()):
         at = dict(zip(axes, chosen, strict=True))
-        yield at, measured | fixed | {key: value for axis, value in at.items() for key in axis.split(",")}
+        yield at, measured | local | fixed | {key: value for axis, value in at.items() for key in axis.split(",")}

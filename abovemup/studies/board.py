@@ -43,18 +43,23 @@ def announce(study: Path, cells: list[Cell]) -> None:
 
 
 def alone(study: Path) -> FileLock:
-    """Held to write what several processes of one study write."""
-    study.mkdir(parents=True, exist_ok=True)
+    """Held to write what several processes of one study write. Raises RequestError for no place of a study."""
+    if (study / "config.yaml").exists():
+        raise RequestError(f"{study} is a run, not a place for a study. Choose another --dir.")
+    try:
+        study.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(f"cannot create {study}: {error.strerror}. Choose another --dir.") from error
     return FileLock(study / ".lock")
 
 
 def announced(study: Path) -> list[Cell]:
     """The cells of a study. Raises RequestError where there is none."""
-    try:
+    with suppress(OSError, ValueError, LookupError, TypeError):
         cells = json.loads((study / "study.json").read_text())["cells"]
-        return [Cell(**{**cell, "overrides": tuple(cell["overrides"])}) for cell in cells]
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RequestError(f"{study} is no study: it has no whole study.json. Studies lie under studies/.") from error
+        if found := [Cell(**{**cell, "overrides": tuple(cell["overrides"])}) for cell in cells]:
+            return found
+    raise RequestError(f"{study} is no study: it has no whole study.json. Studies lie under studies/.")
 
 
 def varying(cells: list[Cell]) -> list[str]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from abovemup.config.cadence import due
+from abovemup.config.cadence import token_count
 from abovemup.config.compose import compose
-from abovemup.config.schema import Experiment
+from abovemup.config.schema import Cadence, Experiment
 from abovemup.studies.board import look
 from abovemup.studies.cells import Cell
 from abovemup.studies.pool import Pool, ends
@@ -50,7 +50,7 @@ def seconds(experiment: Experiment) -> float:
     def noise(_: int, n: int) -> torch.Tensor:
         return torch.randint(e.model.vocab_size, (n, e.train.seq_len + 1))
 
-    corpus: Any = SimpleNamespace(batch=noise, bytes_per_token=None, epoch=int)
+    corpus: Any = SimpleNamespace(batch=noise, bytes_per_token=None, epoch=int, bits_per_byte=lambda _: None)
     corpus.coder = SimpleNamespace(size=e.model.vocab_size, eot=0)
     corpus.validation = lambda: noise(0, min(windows, e.eval.batch))
     # Steps in which nothing is measured, none of which is the last.
@@ -59,8 +59,16 @@ def seconds(experiment: Experiment) -> float:
     trainer.advance()
     evaluation = _timed(trainer.evaluate) * windows / len(trainer.validation)
     norms = _timed(trainer.norms.weights) * 2  # and of the updates
-    times = [sum(due(every, t, batch) for t in range(1, e.train.steps)) + 2 for every in (e.norms.every, e.eval.every)]
-    return _timed(trainer.advance) * e.train.steps + norms * times[0] + evaluation * times[1]
+    taken = [often(every, e.train.steps, batch) for every in (e.norms.every, e.eval.every)]
+    return _timed(trainer.advance) * e.train.steps + norms * taken[0] + evaluation * taken[1]
+
+
+def often(cadence: Cadence, steps: int, batch: int) -> int:
+    """How often `due` is true in so many steps of `batch` tokens, the first row and the last among them; about."""
+    if cadence == "pow2":
+        return min(steps, (steps * batch).bit_length()) + 1
+    every = token_count(cadence) or int(cadence) * batch
+    return (min(steps - 1, (steps - 1) * batch // every) if every else 0) + 2
 
 
 def _timed(act: Callable[[], object], times: int = 3) -> float:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,7 @@ def ends(cells: list[Cell]) -> list[Cell]:
     return [cell for cell in cells if not (cell.passed and cell.steps < longest[cell.name])]
 
 
+@dataclass
 class Pool:
     """`folder`/runs has a run directory a cell, `folder`/logs what each printed and the lock of who trains it.
 
@@ -44,20 +45,14 @@ class Pool:
     only when that is in `retry`. `show` is called again and again meanwhile.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        jobs: int,
-        config_dir: Path | None,
-        say: Callable[[str], None],
-        fail: Callable[[str], None],
-        retry: Collection[str] = (),
-        show: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.folder, self.jobs, self.config_dir, self.retry = folder, jobs, config_dir, retry
-        self.say, self.fail, self.show = say, fail, show
-        self.running: list[Job] = []
-        self.seconds: dict[float, float] = {}  # cost of a cell -> what the last such cell took
+    folder: Path
+    jobs: int
+    config_dir: Path | None
+    say: Callable[[str, bool], None]  # told when a cell has ended, and whether it failed
+    retry: Collection[str] = ()
+    show: Callable[[str], None] = lambda text: None
+    running: list[Job] = field(default_factory=list)
+    seconds: dict[float, float] = field(default_factory=dict)  # cost of a cell -> what the last such cell took
 
     def train(self, cells: list[Cell]) -> int:
         """Train, in their order, the cells that have no result. Returns 0, or 128 + the signal that ended it.
@@ -139,15 +134,13 @@ class Pool:
             job.claim.release()
             took = time.time() - job.started
             found = look(self.folder, job.cell)
-            if found.status not in ("finished", "diverged"):
-                log = self.folder / "logs" / f"{job.cell.name}.log"
-                self.fail(
-                    f"{job.cell.name} failed: {found.error or f'exit code {job.process.returncode}'} (its log: {log})"
-                )
+            if not found.done:
+                why = found.error or f"exit code {job.process.returncode}"
+                self.say(f"{job.cell.name} failed: {why} (its log: {self.folder}/logs/{job.cell.name}.log)", True)
                 continue
             self.seconds[job.cell.cost] = took
             told = f"loss {found.loss:.4f}" if found.status == "finished" else found.status
-            self.say(self.progress(total, waiting, job.cell.name, told, f"{took:.0f} s"))
+            self.say(self.progress(total, waiting, job.cell.name, told, f"{took:.0f} s"), False)
 
     def progress(self, total: int, waiting: list[Cell], *told: str) -> str:
         done = total - len(waiting) - len(self.running)

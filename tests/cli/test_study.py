@@ -1,13 +1,16 @@
 """`abovemup sweep` and `study` before, and without, a run."""
 
 import csv
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 
 from abovemup.cli.main import run
+from abovemup.config.cadence import due
 from abovemup.studies.board import announce, rows
+from abovemup.studies.plan import often
 from abovemup.studies.sweep import cells_of, write_points
 from abovemup.training.run import train
 from tests.slow.test_studies import TINY
@@ -35,6 +38,13 @@ def test_a_dry_run_says_what_there_is_and_what_it_would_take(
     assert "cells: 1 finished, 2 missing, 1 unfinished; best: val loss" in capsys.readouterr().out
 
 
+def test_how_often_something_is_measured() -> None:
+    for cadence, steps in itertools.product((0, 3, "100tok", "64tok", "pow2"), (1, 2, 9, 100)):
+        exact = sum(due(cadence, t, 64) for t in range(1, steps)) + 2
+        assert abs(often(cadence, steps, 64) - exact) <= (7 if cadence == "pow2" else 0)
+    assert often("pow2", 2**50, 64) < 100
+
+
 def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cells = cells_of(["data=synthetic", "optimizer.lr=0.1,0.2", "train.seed,data.seed=1,2"], None)
     announce(tmp_path, cells)
@@ -58,5 +68,13 @@ def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFix
 def test_what_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["study", "status", str(tmp_path)]) == 2
     assert "is no study" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").touch()
+    for place, said in (("file", "cannot create"), ("file/in", "cannot create"), ("run", "is a run")):
+        assert run(["sweep", "data=synthetic", f"--dir={tmp_path / place}"]) == 2
+        assert said in capsys.readouterr().err
+    (tmp_path / "study.json").write_text('{"cells": []}')
+    assert run(["study", "status", str(tmp_path)]) == 2
     assert run(["sweep", "optimizer.lr"]) == 2
     assert run(["sweep", "optimizer.lr=range(2,1)"]) == 2

@@ -113,3 +113,11 @@ def test_a_typed_path_is_one_more_data_set(tmp_path: Path) -> None:
     assert [f"data.path={tmp_path}" in p.cell.overrides for p in asked] == [False, False, True]
     plain = {p.arm: p.cell.name for p in points(load("dataset", small, None), None)}
     assert all(p.cell.name == plain.get(p.arm, p.cell.name) for p in asked)  # the other arms are the same cells
+
+
+def test_steps_replace_the_tokens_of_the_file() -> None:
+    fixed = load("dataset", ["train.steps=5"], None).fixed
+    assert fixed["train.steps"] == "5"
+    assert "train.tokens" not in fixed
+    with pytest.raises(RequestError, match="both given"):
+        asked("train.steps=5", "train.tokens=2^12")

@@ -12,6 +12,7 @@ from abovemup.studies.sweep import cells_of
     ("text", "expected"),
     [
         ("64,128", ["64", "128"]),
+        (" 64 , 128 ,64", ["64", "128"]),
         ("2^-4", ["2^-4"]),
         ("2^-4,2^-3.5,2^-4", ["2^-4", "2^-3.5"]),
         ("[a,b],[c]", ["[a,b]", "[c]"]),
@@ -41,10 +42,22 @@ def test_glob_is_over_the_choices_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("key", "text"),
     [
-        *(("optimizer.lr", f"log2range({bounds})") for bounds in ("-9,-7.6,0.5", "1,2,-1", "1,2,0", "a,2,1")),
+        *(
+            ("optimizer.lr", f"log2range({bounds})")
+            for bounds in ("-9,-7.6,0.5", "1,2,-1", "1,2,0", "a,2,1", "", "1,2")
+        ),
+        *(("optimizer.lr", f"log2range(1,2,1{rest}") for rest in ("", "),0.5", "),log2range(3,4,1)")),
         *(
             ("optimizer.lr", text)
-            for text in ("range(1,2,0)", "range(1", "interval(0,1)", "glob(*)", "range(2,1)", "range(0,1,1e-9)")
+            for text in (
+                "range(1,2,0)",
+                "range(1",
+                "interval(0,1)",
+                "glob(*)",
+                "range(2,1)",
+                "range(0,1,1e-9)",
+                "choice(1",
+            )
         ),
     ],
 )
@@ -54,15 +67,36 @@ def test_what_is_no_list_of_values_is_refused(key: str, text: str) -> None:
 
 
 def test_what_a_study_sets_itself_is_refused() -> None:
-    for wrong, said in ((["scion"], "KEY=VALUE"), (["a=1", "a=2"], "twice"), (["run.dir=x"], "--dir")):
+    for wrong, said in (
+        (["scion"], "KEY=VALUE"),
+        (["a=1", "a=2"], "twice"),
+        (["run.dir=x"], "--dir"),
+        (["+run.dir=x"], "--dir"),
+        (["run={name: x}"], "--dir"),
+        (["=1"], "KEY=VALUE"),
+        (["+a=1", "a=2"], "twice"),
+    ):
         with pytest.raises(RequestError, match=said):
             typed(wrong)
+
+
+def test_a_study_is_local_unless_tracking_is_given() -> None:
+    for fixed, axes in (({"tracking": "wandb"}, {}), ({}, {"tracking.project": ["mine"]})):
+        assert next(iter(grid(axes, fixed)))[1] == {key: value for key, (value,) in axes.items()} | fixed
+    (only,) = cells_of(["data=synthetic"], None)
+    assert "tracking=local" in only.overrides
+
+
+def test_far_too_many_are_refused_at_once() -> None:
+    many = [str(i) for i in range(200)]
+    with pytest.raises(RequestError, match="40000 combinations"):
+        next(iter(grid({"a": many, "b": many}, {})))
 
 
 def test_a_grid_is_every_combination_and_several_horizons_are_measured_on_the_way() -> None:
     got = list(grid({"a,b": ["1", "2"], "c": ["x", "y"]}, {"d": "0"}))
     assert [at for at, _ in got] == [{"a,b": a, "c": c} for a in "12" for c in "xy"]
-    assert got[0][1] == {"d": "0", "a": "1", "b": "1", "c": "x"}
+    assert got[0][1] == {"tracking": "local", "d": "0", "a": "1", "b": "1", "c": "x"}
     for horizons, every in ((["1"], None), (["1", "2"], "pow2")):
         assert [s.get("eval.every") for _, s in grid({"train.tokens": horizons}, {})] == [every] * len(horizons)
     assert next(iter(grid({"train.tokens": ["1", "2"]}, {"eval.every": "7"})))[1]["eval.every"] == "7"
@@ -73,3 +107,8 @@ def test_cells_of_a_sweep_are_each_once() -> None:
     assert len(cells) == 2  # at the base the two are one
     with pytest.raises(RequestError, match="unknown key"):
         cells_of(["model.widht=3,4"], None)
+
+
+def test_an_axis_without_values_is_refused() -> None:
+    with pytest.raises(RequestError, match="no value"):
+        values("model.width", [])
