@@ -30,16 +30,14 @@ def coordcheck(
 
     Several pairs at once: abovemup coordcheck parameterization=standard,above_mup optimizer=adam,scion
     """
-    from abovemup.cli.output import print_json
+    from abovemup.cli.output import FIGURES, check_file, print_json
     from abovemup.studies import coordplot
     from abovemup.studies.coordcheck import check, experiment, pairs
 
     if expect not in (None, "flat"):
         raise RequestError(f"--expect {expect}: the one expectation is flat.")
-    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
-        raise RequestError(f"--figure {figure}: write .png, .svg or .pdf.")
-    if figure is not None and not figure.parent.is_dir():
-        raise RequestError(f"--figure {figure}: there is no folder {figure.parent}.")
+    if figure is not None:
+        check_file("--figure", figure, FIGURES)
     asked = {"width": WIDTHS if widths is depths is None else widths, "depth": depths}
     sizes = {over: numbers(f"--{over}s", text) for over, text in asked.items() if text is not None}
     todo = [  # all of them, before the first is trained

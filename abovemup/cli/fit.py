@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from abovemup.cli.options import Debug, Json
-from abovemup.cli.output import print_json, print_table
+from abovemup.cli.output import FIGURES, check_file, print_json, print_table
 from abovemup.config.errors import RequestError
 
 _SOURCE = "A run, a folder of runs, a study, or a CSV of the paper's public toolkit."
@@ -37,8 +37,8 @@ def fit(
         raise RequestError(f"--loss {loss}: choose paper, val or window.")
     if (all and figure) or ((all or figure) and what != "norm"):
         raise RequestError("--all ranks norms, and --figure draws the scan of one: abovemup fit norm SOURCE")
-    if figure and (figure.suffix not in (".png", ".svg", ".pdf") or not figure.parent.is_dir()):
-        raise RequestError(f"--figure {figure}: .png, .svg or .pdf, into a folder that is there.")
+    if figure:
+        check_file("--figure", figure, FIGURES)
     opened = open_source(source, loss, where or (), None if all else norm)
     try:
         answer = results.ranking(opened) if all else getattr(results, what)(opened, norm)

@@ -1,9 +1,13 @@
 """Tables and numbers that are whole wherever they are printed: no cell is cut, and no markup is read into a text."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from abovemup.config.errors import RequestError
 from abovemup.config.values import shown
+
+FIGURES = (".png", ".svg", ".pdf")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
@@ -31,3 +35,15 @@ def print_json(value: Any) -> None:
     from abovemup.tracking.records import dumps
 
     print(dumps(value, indent=2))
+
+
+def check_file(option: str, path: Path, suffixes: Sequence[str] = ()) -> None:
+    """Before any work: raises RequestError where no file can be written, or one that is not ours would be lost."""
+    if suffixes and path.suffix not in suffixes:
+        raise RequestError(f"{option} {path}: write {', '.join(suffixes)}.")
+    if not path.parent.is_dir():
+        raise RequestError(f"{option} {path}: there is no folder {path.parent}.")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise RequestError(f"{option} {path} is no regular file.")
+    if (path.parent / "metrics.jsonl").exists():
+        raise RequestError(f"{option} {path} lies in a run: choose a place of its own.")

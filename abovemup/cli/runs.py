@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from abovemup.cli.options import Debug, Json, RunDir
-from abovemup.cli.output import print_json, print_table
+from abovemup.cli.output import FIGURES, check_file, print_json, print_table
 from abovemup.config.errors import RequestError
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def plot(
     from abovemup.analysis.curves import curves, save_figure
     from abovemup.tracking.plot import braille
 
+    if out is not None:
+        check_file("--out", out, FIGURES)
     *places, key = [text for text in where if not _is_condition(text)] or ["loss"]
     rows, _ = _gather([*places, *filter(_is_condition, where)], needed=True)
     drawn = curves(rows, key)
@@ -110,6 +112,7 @@ def export(
     """Write the runs of a study into one file: a row a run, with its newest norms; toolkit: a row a step."""
     from abovemup.analysis.export import save
 
+    check_file("--out", out)
     rows, _ = _gather(where or [], needed=True)
     print(f"{out}: {save(rows, form, out)} rows of {len(rows)} runs")
 

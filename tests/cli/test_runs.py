@@ -162,6 +162,11 @@ def test_rm_refuses(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["plot", "loss", "status=failed"], "status=failed"),
         (["export", "--format", "csv", "--out", "x.csv", "status=failed"], "status=failed"),
         (["export", "--format", "excel", "--out", "x"], "excel"),
+        (["export", "--format", "csv", "--out", "/dev/null"], "no regular file"),
+        (["export", "--format", "csv", "--out", "."], "no regular file"),
+        (["export", "--format", "csv", "--out", "no/x.csv"], "no folder no"),
+        (["export", "--format", "csv", "--out", "runs/one/metrics.jsonl"], "lies in a run"),
+        (["plot", "loss", "--out", "x.txt"], "write .png"),
     ],
 )
 def test_a_wrong_request(arguments: list[str], word: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
