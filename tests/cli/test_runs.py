@@ -165,7 +165,7 @@ def test_rm_refuses(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         (["export", "--format", "csv", "--out", "/dev/null"], "no regular file"),
         (["export", "--format", "csv", "--out", "."], "no regular file"),
         (["export", "--format", "csv", "--out", "no/x.csv"], "no folder no"),
-        (["export", "--format", "csv", "--out", "runs/one/metrics.jsonl"], "lies in a run"),
+        (["export", "--format", "csv", "--out", f"runs/one-{30 * 'x'}/a.csv"], "lies in a run"),
         (["plot", "loss", "--out", "x.txt"], "write .png"),
     ],
 )
