@@ -17,7 +17,7 @@ from abovemup.config.errors import RequestError
 from abovemup.config.keys import differences
 from abovemup.config.schema import Data, Experiment
 from abovemup.config.values import shown
-from abovemup.data.order import permute
+from abovemup.data.order import ordered
 from abovemup.data.prepare import FORMAT, Prepared, folder_of, open_prepared, prepared
 from abovemup.data.progress import Job, Note
 from abovemup.data.recipe import Recipe, reopen
@@ -64,7 +64,7 @@ class Corpus:
         index = np.empty_like(places)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            index[here] = permute(places[here], size, self.data.seed, int(epoch))
+            index[here] = ordered(places[here], size, self.data.seed, int(epoch))
         return torch.from_numpy(self._rows(index))
 
     def validation(self) -> Tensor:

@@ -1,9 +1,11 @@
 """Data sets of the Hugging Face hub, streamed by `datasets`; a folder with the same layout is read the same way."""
 
 import contextlib
+import itertools
 import logging.handlers
 import os
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from abovemup.config.schema import Data
 from abovemup.data.readers import TEXT_TYPES, BadRecords, encode_text, no_column
 from abovemup.data.sources import Batches, Document, Place, batched, folder_state, hash64
 
+TRIES = 6
 TIMEOUT = 10.0  # seconds for the hub's first answer
 AGAIN = "Run the same again: it goes on where it was."
 COPY = "set data.repo= to a folder with its files and README.md"
@@ -43,12 +46,9 @@ class Hub:
         return {"commit": self.commit}
 
     def batches(self, bad: BadRecords, start: Place | None = None) -> Batches:
-        from huggingface_hub import HfApi
-
         with self._errors():
             if not self.folder:  # a missing network is noticed here, where nothing is tried again and again
-                revision = start["commit"] if start else self.revision
-                self.commit = HfApi().dataset_info(self.place, revision=revision, timeout=TIMEOUT).sha
+                self.commit = self._commit(start["commit"] if start else self.revision)
             stream = self._stream()
             if start:
                 stream.load_state_dict(start["stream"])
@@ -59,6 +59,20 @@ class Hub:
                     yield Document(data, hash64(data))
 
             yield from batched(documents(), lambda: {"commit": self.commit, "stream": stream.state_dict()})
+
+    def _commit(self, revision: str | None) -> str | None:
+        """That of a revision. A hub that is busy is asked again, as the library does for everything after this."""
+        from huggingface_hub import HfApi, errors
+
+        for tries in itertools.count(1):
+            try:
+                return HfApi().dataset_info(self.place, revision=revision, timeout=TIMEOUT).sha
+            except errors.HfHubHTTPError as error:
+                if tries == TRIES or error.response.status_code not in (429, 503):
+                    raise
+                asked = error.response.headers.get("Retry-After", "")
+            time.sleep(float(asked) if asked.isdecimal() else 2.0**tries)
+        raise AssertionError
 
     def _stream(self) -> Any:
         import datasets

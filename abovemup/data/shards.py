@@ -195,6 +195,8 @@ class TokenWindows:
         self.starts = np.cumsum([0, *(len(shard) for shard in shards)])
         self.tokens = int(self.starts[-1])
         self.windows = max(0, (self.tokens - 1) // seq_len)
+        # Of each shard every stretch of a window's length, none of them copied.
+        self.stretches = [sliding_window_view(s, min(seq_len + 1, len(s))) for s in shards]
 
     def rows(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """The windows of the given numbers: (n, seq_len + 1). All those inside one shard are copied at once."""
@@ -205,9 +207,11 @@ class TokenWindows:
         begin = index * self.seq_len
         shard = np.searchsorted(self.starts, begin, "right") - 1
         inside = begin + length <= self.starts[shard + 1]
-        for s in np.unique(shard[inside]):
-            here = np.flatnonzero(inside & (shard == s))
-            out[here] = sliding_window_view(self.shards[s], length)[begin[here] - self.starts[s]]
+        for s in np.flatnonzero(np.bincount(shard[inside])):
+            here = inside & (shard == s)
+            if here.all():
+                return self.stretches[s][begin - self.starts[s]].astype(np.int64)
+            out[here] = self.stretches[s][begin[here] - self.starts[s]]
         for i in np.flatnonzero(~inside):
             out[i] = self._stretch(int(begin[i]), length)
         return out

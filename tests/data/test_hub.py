@@ -204,6 +204,20 @@ def test_a_busy_or_broken_connection_is_waited_for(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_hub_that_is_busy_from_the_start_is_asked_again(
+    server: Server, waits: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = fineweb(tmp_path / "r")
+    server.commit("busy/start", tmp_path / "r")
+    monkeypatch.setattr(server, "faulty", ("",))
+    server.refuse = 2
+    assert read(hub("busy/start", "data.subset=sample-10BT"))[0] == made
+    assert waits == [7, 7]
+    server.refuse = 10**6
+    with pytest.raises(RunFailed, match="too many requests"):
+        read(hub("busy/start", "data.subset=sample-10BT"))
+
+
 @pytest.mark.parametrize("fault", ["refuse", "drop"])
 def test_what_does_not_end_is_given_up(
     server: Server, waits: list[float], tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from abovemup.data.order import key, permute
+from abovemup.data.order import BLOCK, key, ordered, permute
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 97, 100, 101, 128, 1000, 1009, 4096, 4097, 65_537]
 
@@ -70,3 +70,10 @@ def test_key_depends_on_every_part_and_their_order() -> None:
         int(key(*parts)) for parts in [(0,), (1,), (0, 0), (0, 1), (1, 0), (-1,), (2**64 - 2,), (1, 2, 3), (3, 2, 1)]
     }
     assert len(keys) == 9
+
+
+@pytest.mark.parametrize("size", [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 11])
+def test_whole_blocks_give_the_same_order(size: int) -> None:
+    generator = np.random.default_rng(size)
+    for index in (np.arange(size), np.arange(size // 2, size), generator.integers(0, size, 50), np.array([], np.int64)):
+        assert np.array_equal(ordered(index, size, 5, 1), permute(index, size, 5, 1))
