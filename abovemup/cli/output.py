@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from abovemup.config.errors import RequestError
-from abovemup.config.values import shown
 
 FIGURES = (".png", ".svg", ".pdf")
 
@@ -15,6 +14,8 @@ def print_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from abovemup.config.values import shown
 
     cells = [list(row) for row in rows]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(columns))

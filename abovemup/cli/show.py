@@ -17,10 +17,11 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Print the resolved configuration and the routing table: how every parameter starts and steps."""
-    from abovemup.cli.output import print_json, print_table, shown
+    from abovemup.cli.output import print_json, print_table
     from abovemup.cli.routes import decay, rows, vocabulary
     from abovemup.config.compose import compose
     from abovemup.config.keys import flatten
+    from abovemup.config.values import shown
     from abovemup.training.routes import sizes, table
 
     e = compose(list(overrides or []), config_file=config, config_dir=config_dir)
