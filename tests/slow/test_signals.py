@@ -3,7 +3,9 @@
 import json
 import random
 import signal
+import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,10 @@ def test_at_any_moment(moment: str, tmp_path: Path) -> None:
         else:
             time.sleep(dice.uniform(0.5, 1.5) if moment == "importing" else dice.uniform(1.5, 6))
         process.send_signal(signum)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+        if process.poll() is None:  # Python drops an interrupt that falls into a destructor: a person sends it again
+            process.send_signal(signum)
         left = check_what_is_left(ended(process), signum, tmp_path)
     assert (moment != "training") or left is not None
 
