@@ -18,7 +18,7 @@ from abovemup.config.keys import differences
 from abovemup.config.schema import Data, Experiment
 from abovemup.config.values import shown
 from abovemup.data.order import ordered
-from abovemup.data.prepare import FORMAT, Prepared, folder_of, open_prepared, prepared
+from abovemup.data.prepare import FORMAT, Prepared, folder_of, key_of, open_prepared, prepared
 from abovemup.data.progress import Job, Note
 from abovemup.data.recipe import Recipe, reopen
 from abovemup.data.shards import TokenWindows, total
@@ -135,7 +135,7 @@ def _prepared(experiment: Experiment, note: Note, amount: Amount | None) -> Prep
     source = find_source(data)
     amount = amount or Amount(experiment.train.tokens + experiment.train.seq_len, experiment.eval.tokens + 1)
     job = Job(source, made_by, data.skip_bad, None if source.local else amount)
-    if not source.local and not folder_of(job).exists():
+    if not source.local and not folder_of(job, key_of(job)).exists():
         note(f"data: this run's tokens are prepared first, as by: {by_hand(experiment, amount.train)}")
     return prepared(job, note)
 

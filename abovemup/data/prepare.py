@@ -55,8 +55,8 @@ def key_of(job: Job) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def folder_of(job: Job) -> Path:
-    return job.out or cache_folder() / "corpora" / key_of(job)
+def folder_of(job: Job, key: str) -> Path:
+    return job.out or cache_folder() / "corpora" / key
 
 
 @contextlib.contextmanager
@@ -77,7 +77,8 @@ def prepared(job: Job, note: Note, watch: Watch | None = None) -> Prepared:
     """The corpus of a job, opened; prepared if no process has done so before. Raises RequestError and RunFailed."""
     fix = "Choose another --out." if job.out else "Set ABOVEMUP_CACHE to a folder that can be written."
     with _writing(job.out or cache_folder(), fix):
-        folder, key = folder_of(job), key_of(job)
+        key = key_of(job)
+        folder = folder_of(job, key)
         found = _found(folder, key, job, lambda _: None)
         if found is None:
             folder.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import pytest
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.data import pool, prepare, progress, shards, sources
-from abovemup.data.prepare import Prepared, folder_of, prepared
+from abovemup.data.prepare import Prepared, key_of, prepared
 from abovemup.data.progress import Job
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import Recipe
@@ -183,11 +183,9 @@ def test_a_source_read_once_gives_its_documents_in_order_up_to_the_amount(
 
 
 def test_the_amount_is_part_of_the_name(cache: Path) -> None:
-    folders = {
-        folder_of(job(Fake(TEXTS), amount=amount)) for amount in (None, Amount(5, 5), Amount(6, 5), Amount(5, 6))
-    }
+    folders = {key_of(job(Fake(TEXTS), amount=amount)) for amount in (None, Amount(5, 5), Amount(6, 5), Amount(5, 6))}
     assert len(folders) == 4
-    assert folder_of(job(Fake(TEXTS, batch=3))) in folders
+    assert key_of(job(Fake(TEXTS, batch=3))) in folders
 
 
 @pytest.mark.parametrize("local", [True, False])
