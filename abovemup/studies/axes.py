@@ -12,9 +12,8 @@ from abovemup.config.errors import RequestError
 from abovemup.config.numbers import parse_float
 from abovemup.config.values import shown
 
-Axes = dict[
-    str, list[str]
-]  # a key, or several with a comma between them, to the values that it (they all) take in turn
+# A key, or several with a comma between them, to the values that it (they all) take in turn.
+Axes = dict[str, list[str]]
 
 _MOST = 10_000  # combinations; composing so many takes minutes
 _MEASURED = {"eval.every": "pow2", "norms.every": "pow2"}  # by a run that serves several horizons

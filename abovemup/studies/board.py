@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from abovemup.config.errors import RequestError
 from abovemup.config.io import write_whole
-from abovemup.studies.cells import Cell, Result, place, result
+from abovemup.studies.cells import Cell, Result, place, standing
 from abovemup.tracking.records import Record, loads
 
 _TAIL = 2**17  # bytes at the end of metrics.jsonl that hold its last row
@@ -20,7 +20,7 @@ _TAIL = 2**17  # bytes at the end of metrics.jsonl that hold its last row
 
 def look(study: Path, cell: Cell) -> Result:
     """How a cell stands that nobody trains; failed too where it failed before there was a run."""
-    found = result(place(study, cell), cell.steps)
+    _, found = standing(study, cell)
     if found.done or not (error := _error(study / "logs" / f"{cell.name}.log")):
         return found
     return replace(found, status="failed" if found.status == "missing" else found.status, error=error)

@@ -103,13 +103,19 @@ def _set(value: Any) -> Any:
 
 
 def place(study: Path, cell: Cell) -> Path:
-    """The cell's run directory: its name's, or where that run went past the horizon unmeasured, one of its own."""
+    return standing(study, cell)[0]
+
+
+def standing(study: Path, cell: Cell) -> tuple[Path, Result]:
+    """The cell's run directory (its name's, or where that run went past the horizon unmeasured, one of its own), and
+    how the run in it stands."""
     folder = study / "runs" / cell.name
     aside = folder.with_name(f"{cell.name}-at{cell.steps}")
-    if result(folder, cell.steps).status not in ("unfinished", "failed"):
-        return folder
+    found = result(folder, cell.steps)
+    if found.status not in ("unfinished", "failed"):
+        return folder, found
     past = (rows := _rows(folder)) and rows[-1]["step"] > cell.steps
-    return aside if past or aside.is_dir() else folder
+    return (aside, result(aside, cell.steps)) if past or aside.is_dir() else (folder, found)
 
 
 def result(folder: Path, steps: int) -> Result:
