@@ -19,7 +19,7 @@ from abovemup.training import run as run_module
 from abovemup.training.evaluate import IGNORE, evaluate, loss_sum, scored
 from abovemup.training.run import train
 from abovemup.training.trainer import Trainer
-from tests.training.tiny import TINY, rows, run, same_bits, weights, write_text
+from tests.training.tiny import TINY, compiled, rows, run, same_bits, weights, write_text
 
 
 def losses(folder: str) -> list[float]:
@@ -299,17 +299,7 @@ def test_bfloat16_is_autocast_over_float32_weights(elsewhere: Path) -> None:
 
 def test_compiled_is_the_same_and_never_compiles_again(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the learning rate changes; the backend does not matter to when torch compiles."""
-    compilations = []
-    original = torch.compile
-
-    def counting(model: Any, **options: Any) -> Any:
-        def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-            compilations.append(len(inputs))
-            return graph.forward
-
-        return original(model, backend=backend, **options)
-
-    monkeypatch.setattr(torch, "compile", counting)
+    compilations = compiled(monkeypatch)
     varying = ["schedule=cosine", "eval.every=0", "eval.batch=4"]
     run(*varying, "train.compile=true", "run.dir=compiled")
     training = len(compilations)

@@ -2,17 +2,15 @@
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from abovemup.config.compose import compose
 from abovemup.data.corpus import open_corpus
 from abovemup.training.trainer import Trainer
-from tests.training.tiny import TINY, rows, run, weights, write_text
+from tests.training.tiny import TINY, compiled, rows, run, weights, write_text
 
 DECAY = ["optimizer.lr=0.02", "optimizer.weight_decay=0.1"]
 CLIP = ["optimizer.norm_control=post_clip", *DECAY]
@@ -86,17 +84,7 @@ def test_documents_kept_apart_in_training_and_in_evaluation(elsewhere: Path) -> 
 
 
 def test_packing_is_compiled_once(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compilations = []
-    original = torch.compile
-
-    def counting(model: Any, **options: Any) -> Any:
-        def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-            compilations.append(len(inputs))
-            return graph.forward
-
-        return original(model, backend=backend, **options)
-
-    monkeypatch.setattr(torch, "compile", counting)
+    compilations = compiled(monkeypatch)
     trainer = documents_apart("train.compile=true", "train.seq_len=32", "eval.tokens=512")
     losses = [trainer.gradients(t)[0] for t in range(1, 6)]
     assert len(compilations) == 1

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -61,3 +62,19 @@ def write_text() -> None:
     Path("text").mkdir()
     for i in range(60):
         Path(f"text/{i}.txt").write_text(f"document {i} " + "ten words of text that are not very many " * 30)
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of inputs of every graph that torch.compile compiles from now on."""
+    compilations: list[int] = []
+    original = torch.compile
+
+    def counting(model: Any, **options: Any) -> Any:
+        def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+            compilations.append(len(inputs))
+            return graph.forward
+
+        return original(model, backend=backend, **options)
+
+    monkeypatch.setattr(torch, "compile", counting)
+    return compilations
