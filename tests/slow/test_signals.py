@@ -76,9 +76,11 @@ def test_while_data_are_prepared(signum: signal.Signals, tmp_path: Path, monkeyp
         assert until(process, lambda: any(tmp_path.glob("cache/corpora/*.lock"))), ended(process)
         time.sleep(random.uniform(0, 2))
         process.send_signal(signum)
-        assert check_what_is_left(ended(process), signum, tmp_path) is None
-    left = {path.suffix for path in (tmp_path / "cache/corpora").iterdir()}
-    assert left <= {".lock", ".part"}, "half a corpus passes for a whole one"
+        check_what_is_left(ended(process), signum, tmp_path)
+    for path in (tmp_path / "cache/corpora").iterdir():
+        # A fast machine has finished it by then: it may be there, but not half of it.
+        whole = path.suffix in (".lock", ".part") or run(tmp_path, "data", "verify", str(path)).code == 0
+        assert whole, "half a corpus passes for a whole one"
 
 
 def test_while_it_evaluates(tmp_path: Path) -> None:
