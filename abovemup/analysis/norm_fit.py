@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Intercept = float | dict[str, float] | None  # one, or of each model; None is free
 CELL = ["model", "tokens", "batch"]  # one parabola; tokens is the horizon, batch is in tokens
 NEAREST = 7
 
@@ -135,18 +136,25 @@ def optimum(key: Any, cell: dict[str, Array], intercept: float | None, fitted: b
         return found | {"reason": refusal.reason, "advice": str(refusal)}
 
 
-def optima(points: pd.DataFrame, intercept: float | None, fitted: bool = True) -> pd.DataFrame:
+def of_model(intercept: Intercept, model: str) -> float | None:
+    return intercept.get(model) if isinstance(intercept, dict) else intercept
+
+
+def optima(points: pd.DataFrame, intercept: Intercept, fitted: bool = True) -> pd.DataFrame:
     """A row a cell."""
-    return pd.DataFrame([optimum(key, cell, intercept, fitted) for key, cell in cells(points).items()])
+    scan = cells(points)
+    return pd.DataFrame([optimum(key, cell, of_model(intercept, key[0]), fitted) for key, cell in scan.items()])
 
 
-def with_variants(points: dict[str, pd.DataFrame], intercept: float | None) -> pd.DataFrame:
+def with_variants(points: dict[str, pd.DataFrame], intercept: Intercept) -> pd.DataFrame:
     """The optima of `points` ("smoothed" first, then "raw" if there are) with lr as mean over the paper's variants.
 
     {lowest point, fixed intercept, free intercept} x {smoothed, raw}; lr_error (ddof 1) is the paper's error bar, and
     `variants` says how many of them gave an optimum. Refusals and norms are those of the first fit.
     """
-    fits = [(intercept, True), (None, False)] + ([(None, True)] if intercept is not None else [])
+    fits: list[tuple[Intercept, bool]] = [(intercept, True), (None, False)] + (
+        [(None, True)] if intercept is not None else []
+    )
     frames = [optima(frame, *fit) for frame in points.values() for fit in fits]
     out, lrs = frames[0], pd.concat([frame.lr for frame in frames], axis=1)
     lrs = lrs.where(out.x.notna())

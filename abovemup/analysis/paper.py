@@ -27,6 +27,31 @@ LR = Rule(  # Fig. 3b: 7 batch sizes x 4 horizons, means over the six variants
     residual=0.53673,
     ranges={"batch": [2.0**17, 2.0**23], "tokens": [2.0**31, 2.0**37]},
 )
+NORM = Rule(  # Fig. 1b, within 2 octaves of the band: a norm of the output layer on its way
+    of="norm",
+    exponents={"lr": 0.42413, "batch": -0.55085, "tokens": 0.41950, "constant": 5.64289},
+    covariance=[
+        [3.1925e-05, -1.4663e-05, 1.2959e-05, -1.5551e-05],
+        [-1.4663e-05, 3.6448e-05, -1.5946e-05, -2.5243e-04],
+        [1.2959e-05, -1.5946e-05, 2.5072e-05, -4.6189e-04],
+        [-1.5551e-05, -2.5243e-04, -4.6189e-04, 2.0303e-02],
+    ],
+    r2=0.96912,
+    n=351,
+    residual=0.19654,
+    ranges={"lr": [2.0**-7, 0.5], "batch": [2.0**17, 2.0**23], "tokens": [2.0**26, 2.0**37]},
+)
+_LOSSES = {  # Fig. 17a, fitted: batch sizes of 32 to 2048 sequences
+    31: (4.579, 4.413, 4.399, 4.513, 4.704, 5.048, 5.39),
+    33: (4.591, 4.284, 4.149, 4.191, 4.244, 4.290, 4.552),
+    35: (4.559, 4.284, 4.124, 4.018, 3.975, 4.025, 4.094),
+    37: (4.674, 4.475, 4.189, 3.971, 3.876, 3.855, 3.920),
+}
+OPTIMA = [
+    {"tokens": 2.0**d, "batch": 2.0 ** (17 + i), "loss": loss}
+    for d, row in _LOSSES.items()
+    for i, loss in enumerate(row)
+]
 BATCH = Rule(  # Fig. 7b: 9 horizons
     of="batch",
     exponents={"tokens": 0.45, "constant": 5.15},

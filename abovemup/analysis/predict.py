@@ -6,21 +6,30 @@ from pathlib import Path
 from typing import Any
 
 from abovemup.analysis import paper
-from abovemup.analysis.rules import Rule
+from abovemup.analysis.norm_fit import FitRefused
+from abovemup.analysis.results import rule
+from abovemup.analysis.rules import read
+from abovemup.analysis.sources import OUTPUT, open_source
 from abovemup.config.errors import RequestError
-
-_FIELDS = ("of", "exponents", "covariance", "r2", "n", "residual", "ranges")
 
 
 def read_fit(source: str) -> dict[str, Any]:
-    """{rules, conditions, and what else there is} of the paper, or of a file that `fit rule --json` wrote."""
+    """{rules, conditions, and what else there is} of the paper, of a file that `fit rule --json` wrote, or of a source.
+
+    Raises RequestError.
+    """
     if source == "paper":
-        rules = {"lr": paper.LR, "batch": paper.BATCH}
-        return {"rules": rules, "conditions": paper.CONDITIONS, "band": paper.BAND, "norm": "head/rms_to_inf"}
+        rules = {"lr": paper.LR, "batch": paper.BATCH, "norm": paper.NORM}
+        known = {"rules": rules, "conditions": paper.CONDITIONS, "optima": paper.OPTIMA}
+        return known | {"band": paper.BAND, "norm": OUTPUT}
+    path = Path(source)
     try:
-        fit = json.loads(Path(source).read_text())
-        found = {of: Rule(**{name: law[name] for name in _FIELDS}) for of, law in fit["rules"].items()}
+        json_file = path.is_file() and path.suffix != ".csv"
+        fit = json.loads(path.read_text()) if json_file else rule(open_source(path))
+        found = {of: read(law) for of, law in fit["rules"].items()}
         return fit | {"rules": found, "conditions": dict(fit["conditions"]), "norm": fit["norm"]}
+    except FitRefused as refusal:
+        raise RequestError(f"--from {source}: no law can be fitted: {refusal}") from refusal
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         hint = "Write it with: abovemup fit rule SOURCE --json > FILE"
         raise RequestError(f"--from {source} is neither paper nor a fit. {hint}") from error
@@ -46,6 +55,9 @@ def predict(fit: dict[str, Any], tokens: float, batch: float | None) -> dict[str
     if pairs := [row for row in fit.get("low_sensitivity", []) if isinstance(row["tokens"], int | float)]:
         nearest = min((row["tokens"] for row in pairs), key=lambda t: abs(math.log2(t / tokens)))
         answer["low_sensitivity"] = [row for row in pairs if row["tokens"] == nearest]
+    if "norm" in laws:
+        way = [at | {"tokens": tokens * part} for part in (1 / 16, 1 / 4, 1)]
+        answer["on_the_way"] = [{"tokens": each["tokens"], "log2": laws["norm"].predict(each)[0]} for each in way]
     return answer | {"batch_used": at["batch"]}
 
 

@@ -21,7 +21,7 @@ def norm(source: Source, name: str = OUTPUT) -> Answer:
     Also the pairs of low sensitivity, with which a horizon's loss is at most CHEAP above its lowest."""
     both, intercept = source.points(name), source.fixed(name)
     points = both["smoothed"]
-    found = with_variants(both, intercept)
+    found = source.minima if source.minima is not None else with_variants(both, intercept)
     best = best_batches(found)
     answer: Answer = {"norm": name, "intercept": intercept, "band": None, "refusal": None}
     try:
@@ -59,15 +59,29 @@ def ranking(source: Source) -> Answer:
 
 
 def rule(source: Source, name: str = OUTPUT) -> Answer:
-    """lr*(B, D), B*(D), lr*(D) and the rule of first horizons, with both intervals. Raises FitRefused with none."""
+    """lr*(B, D), B*(D), lr*(D), the rule of first horizons and the norm on the way, with both intervals. Raises
+    FitRefused with none, and for several models: an lr law over the optima of all would be none."""
     answer = norm(source, name)
-    first = rules.first_horizons(source.curves(name), answer["band"]) if source.horizons and answer["band"] else None
-    fits, answer["refused"] = rules.laws(pd.DataFrame(answer["optima"]), first)
+    if len(answer["models"]) > 1:
+        text = f"the laws are of one model, here are {', '.join(answer['models'])}: choose by --where model.width=..."
+        raise FitRefused("models", text)
+    curves, band = source.curves(name), answer["band"] if source.horizons else None
+    first = rules.first_horizons(curves, band) if band else None
+    found = pd.DataFrame(answer["optima"])
+    fits, answer["refused"] = rules.laws(found, first)
     if not fits:
         raise FitRefused("no_rule", "; ".join(answer["refused"].values()))
-    drawn = rules.over_runs(source.points(name)["smoothed"], answer["intercept"])
+    if source.minima is None:
+        drawn = rules.over_runs(source.points(name)["smoothed"], answer["intercept"])
+    else:
+        drawn = {of: rules.over_rows(fits[of], rows) for of, rows in rules.tables(found).items() if of in fits}
     if first is not None and "first_horizon" in fits:
         drawn["first_horizon"] = rules.over_rows(fits["first_horizon"], first)
+    if band:
+        try:
+            fits["norm"] = rules.growing(curves, band)
+        except FitRefused as refusal:
+            answer["refused"]["norm"] = str(refusal)
     answer["rules"] = {
         of: asdict(law) | {"errors": law.errors, "ols": law.intervals(), "bootstrap": drawn.get(of, {})}
         for of, law in fits.items()

@@ -2,18 +2,19 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from abovemup.analysis.norm_fit import FitRefused, best_batches, cells, optimum
+from abovemup.analysis.norm_fit import FitRefused, Intercept, best_batches, cells, of_model, optimum
 
 Exponents = dict[str, float]
 Intervals = dict[str, list[float]]
 DRAWS = 200
+NEAR, STEP = 2.0, 0.25  # octaves
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Rule:
         t = float(stats.t.ppf(0.975, self.n - len(self.exponents)))
         return {k: [v - t * self.errors[k], v + t * self.errors[k]] for k, v in self.exponents.items()}
 
-    def predict(self, at: dict[str, float]) -> tuple[float, list[float], list[float]]:
+    def predict(self, at: dict[Any, Any]) -> tuple[float, list[float], list[float]]:
         """log2(of) at values of the names, its 95 % interval, and that of one more observation."""
         x = np.log2([(at | {"constant": 2.0})[name] for name in self.exponents])
         value = float(x @ np.array(list(self.exponents.values())))
@@ -82,17 +83,20 @@ def lr_over_tokens(lr: Rule, batch: Rule) -> tuple[float, float]:
     return beta + alpha * b, math.hypot(*errors)
 
 
-def laws(optima: pd.DataFrame, first: pd.DataFrame | None = None) -> tuple[dict[str, Rule], dict[str, str]]:
-    """lr*(B, D) of the optima that there are, B*(D) of best batches that are not at an edge of their grid, and lr of
-    `first` horizons; and of those that are refused, why."""
+def tables(optima: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """What the laws are fitted on: lr*(B, D) on all optima, B*(D) on best batches that are not at an edge."""
     best = best_batches(optima)
-    inner = best[(best.reason == "") & (optima.batch.nunique() > 2)]
-    wanted = {"lr": ("lr", optima, ["batch", "tokens"]), "batch": ("batch", inner, ["tokens"])}
-    wanted |= {"first_horizon": ("lr", first, ["tokens", "batch"])} if first is not None else {}
+    return {"lr": optima, "batch": best[(best.reason == "") & (optima.batch.nunique() > 2)]}
+
+
+def laws(optima: pd.DataFrame, first: pd.DataFrame | None = None) -> tuple[dict[str, Rule], dict[str, str]]:
+    """lr*(B, D) and B*(D) of the optima that there are, lr of `first` horizons; and why those that there are not."""
+    rows, names = tables(optima), {"lr": ["batch", "tokens"], "batch": ["tokens"], "first_horizon": ["tokens", "batch"]}
+    rows |= {"first_horizon": first} if first is not None else {}
     fits, refused = {}, {}
-    for name, law in wanted.items():
+    for name, table in rows.items():
         try:
-            fits[name] = power_law(*law)
+            fits[name] = power_law("lr" if name == "first_horizon" else name, table, names[name])
         except FitRefused as refusal:
             refused[name] = str(refusal)
     return fits, refused
@@ -108,6 +112,19 @@ def first_horizons(curves: pd.DataFrame, band: dict[str, Any]) -> pd.DataFrame:
     return found.drop_duplicates("run")
 
 
+def growing(curves: pd.DataFrame, band: dict[str, Any]) -> Rule:
+    """The norm that runs have on their way, over lr, batch and tokens: of curves as above the rows within NEAR octaves
+    of the band. What does not vary is no factor, and is in `ranges`. Raises FitRefused."""
+    near = curves[(curves.x - band["log2_norm"]).abs().le(NEAR) & (curves.tokens > 0) & curves.constant]
+    rows = near[~near.diverged & near.lr.notna()].assign(
+        norm=lambda t: 2**t.x, octave=lambda t: np.log2(t.tokens) // STEP
+    )
+    rows = rows.drop_duplicates(["run", "octave"])  # a log has ever more rows an octave, which are not more evidence
+    names = ["lr", "batch", "tokens"]
+    law = power_law("norm", rows, [name for name in names if rows[name].nunique() > 1])
+    return replace(law, ranges={name: [float(rows[name].min()), float(rows[name].max())] for name in names})
+
+
 def over_rows(law: Rule, table: pd.DataFrame) -> Intervals:
     """95 % bootstrap intervals of a law over the rows of its table, where the runs behind them are not known."""
     names = list(law.exponents)
@@ -121,7 +138,7 @@ def over_rows(law: Rule, table: pd.DataFrame) -> Intervals:
     return _bootstrap(draw).get(law.of, {})
 
 
-def over_runs(points: pd.DataFrame, intercept: float | None) -> dict[str, Intervals]:
+def over_runs(points: pd.DataFrame, intercept: Intercept) -> dict[str, Intervals]:
     """The same of both laws over the runs (model, batch, lr; seeds averaged), each with all its horizons."""
     scan = cells(points)
     runs: dict[Any, int] = {}
@@ -135,7 +152,8 @@ def over_runs(points: pd.DataFrame, intercept: float | None) -> dict[str, Interv
         rows = []
         for key, cell in scan.items():
             picked = np.repeat(np.arange(len(owners[key])), counts[owners[key]])
-            rows.append(optimum(key, {name: values[picked] for name, values in cell.items()}, intercept))
+            resampled = {name: values[picked] for name, values in cell.items()}
+            rows.append(optimum(key, resampled, of_model(intercept, key[0])))
         return {of: law.exponents for of, law in laws(pd.DataFrame(rows))[0].items()}
 
     return _bootstrap(draw)
@@ -151,3 +169,22 @@ def _bootstrap(draw: Callable[[np.random.Generator], dict[str, Exponents]]) -> d
         if len(found) >= 0.9 * DRAWS:
             out[of] = {str(name): found[name].quantile([0.025, 0.975]).tolist() for name in found}
     return out
+
+
+def lines(laws: dict[str, Any]) -> list[dict[str, Any]]:
+    """A row an exponent, with its intervals as text: a table of the `rules` of an answer."""
+    return [
+        {"law": name, "of": of, "exponent": value, "error": law["errors"][of], "r2": law["r2"], "n": law["n"]}
+        | {f"{kind} (95 %)": interval(law[kind].get(of)) for kind in ("ols", "bootstrap")}
+        for name, law in laws.items()
+        for of, value in law["exponents"].items()
+    ]
+
+
+def interval(ends: list[float] | None) -> str:
+    return f"{ends[0]:.3g} to {ends[1]:.3g}" if ends else "cannot tell"
+
+
+def read(law: dict[str, Any]) -> Rule:
+    """The law of an answer. Raises LookupError, TypeError."""
+    return Rule(**{field.name: law[field.name] for field in fields(Rule)})

@@ -114,7 +114,10 @@ def record(folder: Path) -> Row:
     with _reading(folder / "summary.json") as path:
         summary = json.loads(path.read_text())
         # Without the manifest of the data: every shard, under names that the config has too.
-        summary = {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in summary.items() if k != "data"}
+        manifest = summary.pop("data", None) or {}
+        summary = {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in summary.items()}
+        summary["data_hash"] = manifest.get("source", {}).get("content_hash")
+        summary["tokenizer_hash"] = manifest.get("tokenizer", {}).get("hash")
         row: Row = {"run": folder.name, "status": summary["status"]}
     row |= {key: summary.get(key) for key in ("steps", "tokens", *LOGGED)}
     with _reading(folder / "config.yaml") as path:

@@ -17,7 +17,7 @@ CONDITION = re.compile(r"([\w./-]+)(<=|>=|!=|=|<|>)(.*)")
 ALWAYS = ("run", "status", "tokens", "loss", "val_loss")
 SETTINGS = ("optimizer.name", "optimizer.lr", "train.batch_size", "model.width")
 LOSSES = ("loss", "val_loss", "best_val_loss", "bits_per_byte")
-_BY_THE_WAY = ("experiment", "cannot_match", "choices", "derived", "run.", "tracking.", "checkpoint.")
+BY_THE_WAY = ("experiment", "cannot_match", "choices", "derived", "run.", "tracking.", "checkpoint.")
 _ORDER = {"<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge}
 
 
@@ -70,7 +70,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
     Not what follows from other settings in all of them, nor what the choice of an optimizer or a model decides alone.
     Runs of a version that did not have a setting say nothing of it.
     """
-    having = {key: [row for row in rows if key in row] for key in fields() if not key.startswith(_BY_THE_WAY)}
+    having = {key: [row for row in rows if key in row] for key in fields() if not key.startswith(BY_THE_WAY)}
     typed = [key for key, those in having.items() if any(key not in (row.get("derived") or ()) for row in those)]
     found = [*ALWAYS, *SETTINGS]
     for key in typed:

@@ -1,29 +1,33 @@
-"""What a fit reads: our runs and studies, and CSV files of the paper's public toolkit."""
+"""What a fit reads: our runs and studies, CSV files of the paper's public toolkit, and projects on W&B."""
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from abovemup.analysis import paper
+from abovemup.analysis import paper, wandb_runs
 from abovemup.analysis.export import TOOLKIT
-from abovemup.analysis.norm_fit import initial_loss
+from abovemup.analysis.norm_fit import CELL, initial_loss
 from abovemup.analysis.runs import Damaged, final_norms, plain, records, trajectory
 from abovemup.analysis.select import columns, known_key, select
 from abovemup.config.errors import RequestError
+from abovemup.config.values import shown
 
 OUTPUT = "head/rms_to_inf"
 CONDITIONS = (*paper.CONDITIONS, "model.init", "parameterization.base_depth", "tokenizer.name")
 _FIXED = ("optimizer.", "parameterization.", "model.", "data.", "tokenizer.")  # whatever of it differs is no seed
 _SHAPE = ("name", "width", "depth", "heads", "kv_heads", "head_dim", "ffn")
 _VARIED = {"optimizer.lr", "data.seed", *(f"model.{name}" for name in _SHAPE)}
+ROLES = {"lr_in": "embedding", "lr_hidden": "hidden", "lr_out": "head"}
 _SMOOTHED = (2**33, 8 * paper.SEQUENCE, 128 * paper.SEQUENCE)  # horizons from, batches from, to: the paper's windows
 _WINDOW = 1 / 16  # loss=window: the mean over this last part of the tokens
+_MINIMA = {"horizon": "tokens", "log2_output_norm": "x", "train_loss": "loss"}  # of the toolkit's minima -> ours
 # Columns of the toolkit, raw, preprocessed, and with seeds aggregated -> ours.
-_PAPER = {
+PAPER = {
     **TOOLKIT,
     **dict.fromkeys(("output_norm", "output_norm_mean"), f"norm/{OUTPUT}"),
     **{f"track_param_{name}/output": f"norm/{OUTPUT}" for name in ("rms_to_l1", "rms_to_inf")},
@@ -36,16 +40,19 @@ _PAPER = {
 class Source:
     """Rows {run, model, batch, lr, tokens, loss, std, norm/<layer>/<norm>}; batch and tokens in tokens, loss in nats.
 
-    Of runs a row is a logged step, and has {end, constant, diverged} of its run; without `horizons` it is a point of a
-    scan. A run that diverged has the loss inf.
+    Of runs a row is a logged step, and has {end, constant, diverged, lr_in, lr_hidden, lr_out} of its run, and lr is
+    nan where the roles' rates differ; without `horizons` it is a point of a scan. A run that diverged has the loss inf.
+    `intercept` is the loss before training, of each model; `minima` are optima that another program has fitted.
     """
 
     rows: pd.DataFrame
     loss: str
     conditions: dict[str, Any]
     excluded: dict[str, str]  # run -> why
-    intercept: float | None = None
+    intercept: dict[str, float] | None = None
     horizons: frozenset[int] = frozenset()
+    minima: pd.DataFrame | None = None
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)  # a row a run of ours, as of `runs.summaries`
 
     def curves(self, norm: str = OUTPUT) -> pd.DataFrame:
         """The rows with x = log2(norm), nan where it was not measured. Raises RequestError for an unknown norm."""
@@ -56,18 +63,20 @@ class Source:
     def norms(self) -> list[str]:
         return [name.removeprefix("norm/") for name in map(str, self.rows) if name.startswith("norm/")]
 
-    def fixed(self, norm: str = OUTPUT) -> float | None:
+    def fixed(self, norm: str = OUTPUT) -> dict[str, float] | None:
         """The intercept for this norm: that of norm 1, if that is what it was before training."""
         curves = self.curves(norm)
         start = curves.x[(curves.tokens == 0) & curves.x.notna()].abs()
-        return self.intercept if (start.max() < 0.01 if len(start) else norm == OUTPUT) else None
+        adam = str(self.conditions.get("optimizer.name")).startswith("adam")  # its steps have no norm: free, as there
+        return self.intercept if not adam and (start.max() < 0.01 if len(start) else norm == OUTPUT) else None
 
     def points(self, norm: str = OUTPUT) -> dict[str, pd.DataFrame]:
         """At the exact horizons: "smoothed", and "raw" of single steps where that is another."""
         rows = self.curves(norm)
         found = at_horizons(rows, self.loss, self.horizons) if self.horizons else {"smoothed": rows}
         for name, frame in found.items():
-            bad = np.isfinite(frame.loss) & (frame.loss >= (self.intercept or np.inf))
+            worst = frame.model.map(self.intercept or {}).astype(float).fillna(np.inf)
+            bad = np.isfinite(frame.loss) & (frame.loss >= worst)
             self.excluded |= dict.fromkeys(frame.run[bad].astype(str), "at a horizon no better than untrained")
             found[name] = frame.assign(loss=frame.loss.mask(bad, np.inf))
         if found["smoothed"].empty:
@@ -76,17 +85,44 @@ class Source:
 
 
 def open_source(path: Path, loss: str | None = None, where: Sequence[str] = (), norm: str | None = OUTPUT) -> Source:
-    """Reads `path`, of runs only `norm`, or all. loss: paper, val or window; None is val, else window, for our runs.
+    """Reads `path`, or wandb:entity/project, of runs only `norm`, or all.
 
-    Raises RequestError.
+    loss: paper, val or window; None is val, else window, for our runs. Raises RequestError, also for runs that differ
+    in more than size, lr, batch size and seeds: one fit over them would be none. RunFailed where W&B is not reached.
     """
-    if not path.is_file():
-        return _runs(path, loss, where, norm)
-    try:
-        table = pd.read_csv(path)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"{path} is no folder of runs and no CSV file: {error}.") from error
-    return _toolkit(table, path, where)
+    return open_arms(path, loss, where, norm, split=False)[""]
+
+
+def open_arms(
+    path: Path, loss: str | None = None, where: Sequence[str] = (), norm: str | None = OUTPUT, split: bool = True
+) -> dict[str, Source]:
+    """A source for each "key=value ..." in which the runs differ beyond those; "" if they do not. Layouts of lr are
+    no arms: there lr is nan. As `open_source`."""
+    if loss not in (None, "paper", "val", "window"):
+        raise RequestError(f"--loss {loss}: choose paper, val or window.")
+    if not path.is_file() and not str(path).startswith("wandb:") and not (files := sorted(path.glob("minima-*.csv"))):
+        rows, excluded = records([path])
+        rows = _chosen(rows, where, path)
+        excluded |= {row["run"]: row["status"] for row in rows if row["status"] != "finished"}
+        rows = [row for row in rows if row["status"] in ("finished", "diverged")]
+        keys = [*CONDITIONS, *(key for key in columns(rows) if key.startswith(_FIXED) and key not in _VARIED)]
+        arms = _arms(pd.DataFrame([plain(row | _command(row)) for row in rows]), keys, path, split)
+        return {name: _runs(arm, path, loss, norm, excluded, split) for name, arm in arms.items()}
+    if str(path).startswith("wandb:"):
+        table, where = wandb_runs.history(str(path), where)
+    else:
+        try:
+            table = pd.concat([pd.read_csv(file) for file in ([path] if path.is_file() else files)])
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{path} is no folder of runs and no CSV file: {error}.") from error
+    if {*_MINIMA, "bs", "lr"} <= {*table} and "step" not in table:
+        return {"": _minima(table)}
+    keys = ["optimizer.momentum", "optimizer.name", "schedule.name"]
+    return {name: _toolkit(arm) for name, arm in _arms(_layout(table, path, where), keys, path, split).items()}
+
+
+def _command(row: dict[str, Any]) -> dict[str, str]:
+    return {"command": shlex.join(["abovemup", *row["command"][1:]])} if row.get("command") else {}
 
 
 def _chosen(rows: Sequence[dict[Any, Any]], where: Sequence[str], path: Path) -> list[dict[Any, Any]]:
@@ -95,25 +131,47 @@ def _chosen(rows: Sequence[dict[Any, Any]], where: Sequence[str], path: Path) ->
     return kept
 
 
-def _conditions(table: pd.DataFrame, keys: Sequence[str], path: Path) -> dict[str, Any]:
-    """What all the runs share. Raises RequestError when they do not: one fit over several of them would be none."""
-    values = {key: table[key].dropna().unique().tolist() for key in keys if key in table}
-    for key, found in values.items():
-        if len(found) > 1:
-            raise RequestError(f"{path} mixes {key}: {', '.join(map(str, found))}. Choose: --where {key}={found[0]}.")
-    return {key: found[0] for key, found in values.items() if found}
+def _arms(table: pd.DataFrame, keys: Sequence[str], path: Path, split: bool) -> dict[str, pd.DataFrame]:
+    mixed = {key: table[key].dropna().unique().tolist() for key in dict.fromkeys(keys) if key in table}
+    mixed = {key: found for key, found in mixed.items() if len(found) > 1}
+    if mixed and not split:
+        key, found = next(iter(mixed.items()))
+        raise RequestError(f"{path} mixes {key}: {', '.join(map(str, found))}. Choose: --where {key}={found[0]}.")
+    if not (keys := [key for key in mixed if not key.startswith("optimizer.lr_scale.")]):
+        return {"": table}
+    groups = table.groupby(keys, sort=False, dropna=False)
+    return {" ".join(f"{k}={shown(v)}" for k, v in zip(keys, at, strict=True)): arm for at, arm in groups}
 
 
-def _toolkit(table: pd.DataFrame, path: Path, where: Sequence[str]) -> Source:
-    table = table.rename(columns=_PAPER).drop_duplicates()
-    lrs = ["lr_in", "lr_hidden", "lr_out"]
-    if missing := sorted({"bs", "step", "loss", f"norm/{OUTPUT}", *lrs} - {*table}):
+def _shared(table: pd.DataFrame, keys: Sequence[str]) -> dict[str, Any]:
+    found = {key: table[key].dropna().tolist() for key in keys if key in table}
+    return {key: values[0] for key, values in found.items() if values}
+
+
+def _minima(table: pd.DataFrame) -> Source:
+    """Tables of several variants may follow each other: lr is their mean, what else there is the first one's."""
+    table = table.rename(columns=_MINIMA).assign(batch=table.bs * paper.SEQUENCE, model="proxy_69m")
+    found = table.groupby(CELL, as_index=False).agg(
+        x=("x", "first"), loss=("loss", "first"), lr=("lr", "mean"), lr_error=("lr", "std"), variants=("lr", "size")
+    )
+    found["lowest"] = found["loss"]
+    found = found.assign(runs=found.variants, x_error=np.nan, loss_error=np.nan, reason="", advice="")
+    name = "B" + (found.batch / paper.SEQUENCE).map("{:g}".format) + "-D" + found.tokens.map("{:.4g}".format)
+    rows = found[[*CELL, "lr", "loss"]].assign(run=name, std=np.nan)
+    rows[f"norm/{OUTPUT}"] = 2**found.x
+    return Source(rows, "paper", paper.CONDITIONS, {}, minima=found)
+
+
+def _layout(table: pd.DataFrame, path: Path, where: Sequence[str]) -> pd.DataFrame:
+    """Rows of the toolkit under our names. Raises RequestError."""
+    table = table.rename(columns=PAPER).drop_duplicates()
+    if missing := sorted({"bs", "step", "loss", f"norm/{OUTPUT}", *ROLES} - {*table}):
         raise RequestError(f"{path} lacks {', '.join(missing)}: it has not the layout of the paper's toolkit.")
-    table["lr"] = table.lr_out.where(table[lrs].min(axis=1) == table[lrs].max(axis=1))
+    table["lr"] = table.lr_out.where(table[[*ROLES]].min(axis=1) == table[[*ROLES]].max(axis=1))
     table["batch"] = table.bs * paper.SEQUENCE
     table["tokens"] = table.batch * table.step
     if "run" not in table:
-        table["run"] = table[["bs", *lrs, *table.columns.intersection(["seed"])]].astype(str).agg("-".join, axis=1)
+        table["run"] = table[["bs", *ROLES, *table.columns.intersection(["seed"])]].astype(str).agg("-".join, axis=1)
     alpha = table.get("momentum", pd.Series(1.0, table.index))  # 1 - ours; 0 is its sign for Adam without moments
     table["optimizer.momentum"] = (1 - alpha.mask(alpha == 0, 1.0)).round(12)
     table["optimizer.name"] = np.where(alpha == 0, "adam", "scion")
@@ -122,45 +180,52 @@ def _toolkit(table: pd.DataFrame, path: Path, where: Sequence[str]) -> Source:
     table["end"] = table.groupby("run").tokens.transform("max")
     table = table.assign(model="proxy_69m", diverged=False, std=table.get("std", np.nan))
     table = table[~table.run.str.contains("test")]
-    if where:
-        table = pd.DataFrame(_chosen(table.to_dict("records"), where, path))
-    conditions = _conditions(table, ("optimizer.momentum", "optimizer.name", "schedule.name"), path)
+    return pd.DataFrame(_chosen(table.to_dict("records"), where, path)) if where else table
+
+
+def _toolkit(table: pd.DataFrame) -> Source:
+    conditions = _shared(table, ["optimizer.momentum", "optimizer.name", "schedule.name"])
     horizons = _horizons(table[table.constant], 64, table.end[~table.constant])
-    return Source(table, "paper", paper.CONDITIONS | conditions, {}, paper.INTERCEPT, horizons)
+    intercept = {"proxy_69m": paper.INTERCEPT}
+    return Source(table, "paper", paper.CONDITIONS | conditions, {}, intercept, horizons)
 
 
-def _runs(path: Path, loss: str | None, where: Sequence[str], norm: str | None) -> Source:
-    found, excluded = records([path])
-    found = _chosen(found, where, path)
-    excluded |= {row["run"]: row["status"] for row in found if row["status"] != "finished"}
-    kept = [row for row in found if row["status"] in ("finished", "diverged")]
-    runs = pd.DataFrame([plain(row) for row in kept])
-    conditions = _conditions(runs, CONDITIONS, path)
-    _conditions(runs, [key for key in columns(kept) if key.startswith(_FIXED) and key not in _VARIED], path)
+def _runs(
+    runs: pd.DataFrame, path: Path, loss: str | None, norm: str | None, excluded: dict[str, str], split: bool
+) -> Source:
     parts: dict[str, pd.DataFrame] = {}
     there: dict[str, Any] = {}
-    for row in kept:
+    for run, folder in zip(runs.run, map(Path, runs.dir), strict=True):
         try:
-            there = there or final_norms(Path(row["dir"]))
+            there = there or final_norms(folder)
             norms = [key for key in there if key.startswith("norm/")] if norm is None else [f"norm/{norm}"]
-            parts[row["run"]] = trajectory(Path(row["dir"]), ["loss", "val/loss", *norms])
+            parts[run] = trajectory(folder, ["loss", "val/loss", *norms])
         except Damaged as error:
-            excluded[row["run"]] = str(error)
+            excluded[run] = str(error)
     if not parts:
         raise RequestError(f"{path}: no run is finished and whole.")
-    runs["model"] = "w" + runs["model.width"].astype(str) + "-d" + runs["model.depth"].astype(str)
+    conditions = _shared(runs, CONDITIONS)
+    settings = runs
+    runs = runs.assign(model="w" + runs["model.width"].astype(str) + "-d" + runs["model.depth"].astype(str))
     runs["batch"] = runs["train.batch_size"] * runs["train.seq_len"]
     runs["constant"], runs["diverged"] = runs["schedule.name"] == "constant", runs.status == "diverged"
     runs = runs.rename(columns={"optimizer.lr": "lr", "train.tokens": "end"})
-    plan = runs[["run", "model", "batch", "lr", "end", "constant", "diverged"]].assign(std=np.nan)
-    rows: pd.DataFrame = pd.concat(parts, names=["run"]).reset_index("run").merge(plan, on="run")
-    if rows[norms].isna().all(axis=None):
+    scales = [f"optimizer.lr_scale.{role}" for role in ROLES.values()]
+    if {*scales} <= {*runs}:
+        runs[[*ROLES]] = runs[scales].mul(runs.lr, axis=0)
+        if len(runs[scales].drop_duplicates()) > 1:
+            runs["lr"] = runs.lr_out.where(runs[[*ROLES]].nunique(axis=1) == 1)
+    plan = runs[["run", "model", "batch", "lr", "end", "constant", "diverged", *runs.columns.intersection([*ROLES])]]
+    rows: pd.DataFrame = pd.concat(parts, names=["run"]).reset_index("run").merge(plan.assign(std=np.nan), on="run")
+    if not split and rows[norms].isna().all(axis=None):
         known_key(norms[0] if norms else "norm/", [there or {"": 0}])
     loss = loss or ("val" if rows["val/loss"].notna().any() else "window")
     if loss == "val":
         rows["loss"] = rows["val/loss"]
-    intercept = initial_loss(int(conditions["model.vocab_size"]), int(runs["model.width"].max()))
-    return Source(rows, loss, conditions, excluded, intercept, _horizons(rows[rows.constant], 16, rows.end))
+    widths = runs.drop_duplicates("model").set_index("model")["model.width"]
+    intercept = {str(m): initial_loss(int(conditions["model.vocab_size"]), int(w)) for m, w in widths.items()}
+    horizons = _horizons(rows[rows.constant], 16, rows.end)
+    return Source(rows, loss, conditions, excluded, intercept, horizons, runs=settings)
 
 
 def _horizons(rows: pd.DataFrame, share: int, ends: "pd.Series[int]") -> frozenset[int]:

@@ -6,12 +6,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from abovemup.bench.loop import seconds
 from abovemup.bench.ratio import Ratio
 from abovemup.config.compose import compose
 from abovemup.config.resolve import cores
@@ -22,6 +23,7 @@ from abovemup.data.recipe import Recipe, train_bpe
 from abovemup.data.sources import find_source
 from abovemup.data.split import documents, make_split
 
+CPU = torch.device("cpu")
 VOCAB, TURNS = 8192, 3
 SEQ_LEN, TOKENS = 128, 2**16  # of a window and of a batch
 # A process that says the peak of its memory and of its largest worker, in kB; its own counter starts at exec's shell.
@@ -82,26 +84,20 @@ def tokenising(folder: Path, text: Path) -> Ratio:
 
     def ours(turn: int) -> None:
         (folder / f"out{turn}").mkdir()
-        tokenise(folder / f"out{turn}", job, split, cores(), _quiet, lambda *_: None)
+        tokenise(folder / f"out{turn}", job, split, cores(), _quiet, _quiet)
 
     def theirs(turn: int) -> None:
         table.map(ids, batched=True, num_proc=cores(), load_from_cache_file=False, remove_columns=["text"])
 
-    times = [[_seconds(work, turn) for work in (ours, theirs)] for turn in range(TURNS)]
+    times = [[seconds(CPU, partial(work, turn)) for work in (ours, theirs)] for turn in range(TURNS)]
     mine, other = (min(column) for column in zip(*times, strict=True))  # what else the machine does only adds
     size = sum(len(text.encode()) for text in texts(text)) / 1e6
     name = f"tokenising with {cores()} processes over datasets.map"
     return Ratio(name, size / mine, size / other, "MB/s", 1.3, at_least=True)
 
 
-def _quiet(line: str) -> None:
+def _quiet(*said: object) -> None:
     pass
-
-
-def _seconds(work: Any, turn: int) -> float:
-    began = time.perf_counter()
-    work(turn)
-    return time.perf_counter() - began
 
 
 def reading(text: Path, batches: int) -> Ratio:
@@ -109,8 +105,12 @@ def reading(text: Path, batches: int) -> Ratio:
     exp = compose(["data=text", f"data.path={text}", f"train.seq_len={SEQ_LEN}", "data.allow_repeat=true"])
     corpus, count = open_corpus(exp, _quiet), TOKENS // SEQ_LEN
     kept: list[torch.Tensor] = []
-    mine = [_seconds(lambda i: kept.append(corpus.batch(i * count, count)), i) for i in range(batches)]
-    other = [_seconds(lambda i: kept[i].clone(), i) for i in range(batches)]
+
+    def read(i: int) -> None:
+        kept.append(corpus.batch(i * count, count))
+
+    mine = [seconds(CPU, partial(read, i)) for i in range(batches)]
+    other = [seconds(CPU, batch.clone) for batch in kept]
     size = count * (SEQ_LEN + 1) * 8 / 1e9
     ours, peer = (size / statistics.median(times) for times in (mine, other))
     return Ratio(f"reading batches of {SEQ_LEN} tokens over copying them", ours, peer, "GB/s", 0.5, at_least=True)

@@ -31,18 +31,21 @@ def loop(blocks: int = 30, run: Sequence[str] = RUN) -> Ratio:
 
     W&B's helper process works all the time, so that it takes from both what it takes of a machine without a free core.
     """
-    exp = placed(compose([*run, f"train.steps={(blocks + 1) * BLOCK + 1}"]))
-    corpus = open_corpus(exp, lambda text: print(text, file=sys.stderr))
-    torch.set_num_threads(exp.train.threads)
-    ours, peer = Trainer(exp, corpus), Trainer(exp, corpus)
+    ours, peer = (trainer([*run, f"train.steps={(blocks + 1) * BLOCK + 1}"]) for _ in range(2))
     turns = Turns(ours, peer)
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "pipe", "w") as pipe:
-        terminal = Terminal(Console(file=pipe), "bench", exp.train.steps, ours.batch_tokens)
+        terminal = Terminal(Console(file=pipe), "bench", ours.exp.train.steps, ours.batch_tokens)
         Leg(ours, Path(folder), turns, terminal, None).run(None)
     tokens = BLOCK * ours.batch_tokens
     full, bare = tokens / block(turns.full), tokens / block(turns.bare)
-    name = f"training with its logging over a bare loop, {exp.model.name} model"
+    name = f"training with its logging over a bare loop, {ours.exp.model.name} model"
     return Ratio(name, full, bare, "tokens/s", 0.97, at_least=True)
+
+
+def trainer(overrides: Sequence[str]) -> Trainer:
+    exp = placed(compose(list(overrides)))
+    torch.set_num_threads(exp.train.threads)
+    return Trainer(exp, open_corpus(exp, lambda text: print(text, file=sys.stderr)))
 
 
 def block(seconds: Sequence[float]) -> float:

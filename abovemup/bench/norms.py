@@ -1,16 +1,12 @@
 """What the norms cost on the two proxy models, and how far the spectral ones are from an SVD over a real run."""
 
 import statistics
-import sys
 from collections.abc import Sequence
 
 import torch
 
-from abovemup.bench.loop import BLOCK, seconds
+from abovemup.bench.loop import BLOCK, seconds, trainer
 from abovemup.bench.ratio import Ratio
-from abovemup.config.compose import compose
-from abovemup.data.corpus import open_corpus
-from abovemup.training.device import placed
 from abovemup.training.trainer import Trainer
 
 PLAIN = ("data=synthetic", "tracking=local", "eval.every=0")
@@ -22,15 +18,9 @@ def norms() -> list[Ratio]:
     return [*(share(*model) for model in MODELS), error(RUN), error(RUN, exact=16)]
 
 
-def trainer(overrides: Sequence[str]) -> Trainer:
-    exp = placed(compose([*PLAIN, *overrides]))
-    torch.set_num_threads(exp.train.threads)
-    return Trainer(exp, open_corpus(exp, lambda text: print(text, file=sys.stderr)))
-
-
 def share(model: str, steps: int) -> Ratio:
     """`norms.which=role` every BLOCK steps, in turns with the steps: its share of their time."""
-    ours = trainer([f"model={model}", "norms.every=0", f"train.steps={steps + 3}"])
+    ours = trainer([*PLAIN, f"model={model}", "norms.every=0", f"train.steps={steps + 3}"])
     times: list[tuple[float, float]] = []
     for _ in range(steps + 1):  # the first warms up
         step = seconds(ours.device, ours.advance)
@@ -52,7 +42,7 @@ def error(overrides: Sequence[str], exact: int | None = None) -> Ratio:
 
     `exact`: matrices with a larger smaller side go by warm-started blocks, as those above 512 do in a run.
     """
-    ours, worst, count = trainer(overrides), 0.0, 0
+    ours, worst, count = trainer([*PLAIN, *overrides]), 0.0, 0
     ours.norms.exact = exact or ours.norms.exact
     while ours.t < ours.exp.train.steps:
         row = ours.advance() or {}

@@ -3,8 +3,10 @@
 import statistics
 import subprocess
 import sys
-import time
 
+import torch
+
+from abovemup.bench.loop import seconds
 from abovemup.bench.ratio import Ratio
 
 HELP = ["-c", "from abovemup.cli.main import main; main()", "--help"]
@@ -19,6 +21,5 @@ def startup(pairs: int = 15) -> Ratio:
 
 
 def _seconds(arguments: list[str]) -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-    return time.perf_counter() - began
+    command = [sys.executable, *arguments]
+    return seconds(torch.device("cpu"), lambda: subprocess.run(command, check=True, capture_output=True))

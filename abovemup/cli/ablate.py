@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from abovemup.cli.options import ConfigDir, Debug, Json
-from abovemup.cli.study import DryRun, Jobs, Retry
+from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Retry
 
 
 def ablate(
@@ -17,70 +17,88 @@ def ablate(
     ] = None,
     config_dir: ConfigDir = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where its runs lie; studies/NAME.")] = None,
+    budget: Annotated[str, typer.Option(help="What it may cost: smoke, pocket, proxy, paper or your own.")] = "pocket",
     jobs: Jobs = None,
+    launcher: Launcher = Kind.local,
+    cells_per_gpu: CellsPerGpu = None,
     dry_run: DryRun = False,
     retry: Retry = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the ablations and their questions.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Train a grid of runs, or what is missing of it, and print what it says: abovemup ablate parameterization
+    """Train a grid of runs, or what is missing of it, and print what it says: abovemup ablate horizon
 
-    What has a result is not run again and what was interrupted goes on; --retry says what else is tried again.
+    What has a result is not run again and what was interrupted goes on; --retry says what else is tried again. Only a
+    longest horizon is trained: the others are read from its run.
     """
     from abovemup.cli import study as shared
     from abovemup.cli.output import print_json, print_table
+
+    if name is not None and not listed:
+        shared.warm(launcher, dry_run)
     from abovemup.studies import ablate as study
+    from abovemup.studies import findings
     from abovemup.studies.board import alone
+    from abovemup.studies.budget import files
+    from abovemup.studies.local import Local
+    from abovemup.studies.plan import plan
+    from abovemup.studies.pool import Pool
 
     if listed or name is None:
-        rows = [(stem, study.load(stem, [], config_dir).question) for stem in study.files(config_dir)]
+        rows = [(stem, study.load(stem, [], config_dir, budget).question) for stem in files("ablation", config_dir)]
         print_json(dict(rows)) if json else print_table(["ablation", "question"], rows)
         return
-    ablation = study.load(name, list(overrides or []), config_dir)
+    axes, asked = shared.apart(list(overrides or []))
+    ablation = study.load(name, axes, config_dir, budget)
     points = list(study.points(ablation, config_dir))
     cells = list({point.cell.id: point.cell for point in points}.values())
-    folder = folder or Path("studies") / name
-    code = shared.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json)
+    folder = folder or Path("studies") / (name if budget == "pocket" else f"{name}-{budget}")
+    where = (launcher, asked, cells_per_gpu)
+    if ablation.verdicts and launcher == Kind.local and not dry_run:
+        start = Local(folder, config_dir, cells, {})
+        told = plan(Pool(folder, jobs or start.jobs, config_dir, print, retry or (), start), cells)
+        minutes = f"about {told['minutes left, about']} minutes"
+        typer.echo(f"{told['cells']} cells, {told['runs left']} runs left: {minutes}", err=json)
+    code = shared.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
     with alone(folder):
-        report = study.report(ablation, points, folder)
+        report = findings.report(ablation, points, folder)
     if json:
         print_json(report)
     else:
-        print_report(report, [*ablation.arms, ablation.size])
+        print_report(report, ablation.arms)
         print(f"points.csv, result.json and figure.png are in {folder}")
     raise typer.Exit(code or shared.exit_code(report["cells"]))
 
 
-def print_report(report: dict[str, Any], axes: list[str]) -> None:
+def print_report(report: dict[str, Any], arms: list[str]) -> None:
     from abovemup.cli.output import print_table
 
-    rows = []
-    for move in report["transfer"]:
-        mine = [r for r in report["table"] if r["arm"] == move["arm"]]
-        rows += [[*r["arm"], r["size"], *_best(r), "", "", _note(r)] for r in mine]
-        if "drift" in move:
-            rows[-1][-3] = f"{move['drift']:+.2f} ({_between(move)})"
-        if "regret" in move:
-            rows[-1][-2] = f"{move['regret']:.4f}"
-    columns = [*axes, "best lr", "log2, fitted", "interval", "loss", "drift, octaves", "lost by the first's lr", ""]
-    print_table(columns, rows)
-    print(f"\n{report['verdict']}\n{report['conditions']}")
+    columns = [*arms, "at", "batch", "best lr", "loss", f"log2 {report['fit']}", "interval", "octaves within 1 %", ""]
+    print_table(columns, [[*row["arm"], row["group"], *_best(row), _note(row)] for row in report["table"]])
+    for row in report["verdicts"]:
+        if "drift" in row:
+            moved = f"moves by {row['drift']:+.2f} octaves ({_between(row)})"
+            print(f"{row['name']}: its best lr {moved}; the first's loses {row['regret']:.4f} at the last")
+        for of, (spread, *between) in row.get("spreads", {}).items():
+            print(f"{row['name']}: spread of log2 {of} {spread:.3f} ({_between({'interval': between})})")
+    print(f"\n{report['question']}\n{report['verdict']}\nThe paper: {report['paper']}.\n{report['conditions']}")
     print(f"cells: {', '.join(f'{count} {status}' for status, count in report['cells'].items())}")
 
 
 def _best(r: dict[str, Any]) -> list[str]:
-    if "best" not in r:
-        return [""] * 4
-    return [f"2^{r['best']['grid']:g}", f"{r['best']['vertex']:.2f}", _between(r), f"{r['best']['loss']:.4f}"]
+    if "lr" not in r:
+        return [""] * 6
+    numbers = [str(r["batch"] or ""), f"2^{r['lr']:g}", f"{r['lowest']:.4f}", f"{r['x']:.2f}", _between(r)]
+    return [*numbers, f"{r['sensitivity']:.1f}"]
 
 
 def _note(r: dict[str, Any]) -> str:
-    notes = ["edge of the grid: no claim"] if "best" in r and r["best"]["edge"] else []
+    notes = [f"{r['reason'].replace('_', ' ')}: no claim"] if r.get("reason") else []
     notes += [f"{r['missing']} missing"] if r["missing"] else []
     notes += [f"the runs of {' '.join(r['same_runs_as'])}"] if r["same_runs_as"] else []
     return "; ".join(notes)
 
 
 def _between(r: dict[str, Any]) -> str:
-    return "one seed" if r["interval"] is None else "{:.2f} .. {:.2f}".format(*r["interval"])
+    return "{:.2f} .. {:.2f}".format(*r["interval"])

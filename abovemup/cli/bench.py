@@ -2,10 +2,10 @@
 
 import typer
 
-from abovemup.cli.options import Debug, Json
+from abovemup.cli.options import Json
 
 
-def bench(json: Json = False, debug: Debug = False) -> None:
+def bench(json: Json = False) -> None:
     """Time the training loop, its norms, the optimizer, the data and the start-up side by side with their peers.
 
     Exit 1 if a target is missed. Takes about five minutes and a machine that has little else to do.

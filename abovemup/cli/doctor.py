@@ -5,10 +5,10 @@ import os
 import shutil
 from pathlib import Path
 
-from abovemup.cli.options import Debug, Json
+from abovemup.cli.options import Json
 
 
-def doctor(json: Json = False, debug: Debug = False) -> None:
+def doctor(json: Json = False) -> None:
     """Versions, devices, bf16, compile, threads, cache, and whether W&B and the hub know you (never a key)."""
     from huggingface_hub import get_token
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from abovemup.cli.options import Debug, Json
+from abovemup.cli.options import Json
 from abovemup.cli.output import FIGURES, check_file, print_json, print_table
 from abovemup.config.errors import RequestError
 
@@ -22,19 +22,16 @@ def fit(
     where: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only such runs: key<value too.")] = None,
     figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the scan: .png, .svg, .pdf.")] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """norm: where the loss is lowest over a layer's norm, at each horizon and batch size, and over all of them.
     rule: the best lr over batch and tokens, and the best batch over tokens. growth: how the norm grows with tokens.
 
     Batch sizes are in tokens. Exit code 1: the fit refuses, and says why.
     """
-    from abovemup.analysis import results
+    from abovemup.analysis import figures, render, results, sentences
     from abovemup.analysis.norm_fit import FitRefused
     from abovemup.analysis.sources import open_source
 
-    if loss not in (None, "paper", "val", "window"):
-        raise RequestError(f"--loss {loss}: choose paper, val or window.")
     if (all and figure) or ((all or figure) and what != "norm"):
         raise RequestError("--all ranks norms, and --figure draws the scan of one: abovemup fit norm SOURCE")
     if figure:
@@ -42,31 +39,18 @@ def fit(
     opened = open_source(source, loss, where or (), None if all else norm)
     try:
         answer = results.ranking(opened) if all else getattr(results, what)(opened, norm)
+        if figure:
+            render.save(figures.parabolas(opened, answer), figure)
     except FitRefused as error:
         answer = {"refusal": {"reason": error.reason, "advice": str(error)}}
-    if figure:
-        from abovemup.analysis.plots import draw
-
-        draw(answer, opened.points(norm)["smoothed"], figure)
     if json:
         print_json(answer)
     elif len(answer) > 1:
         {"norm": _ranking if all else _norm, "rule": _rule, "growth": _growth}[what](answer)
-        _basis(answer)
+        print("", *sentences.findings(answer), sep="\n")
     if refusal := answer.get("refusal"):
         typer.echo(f"abovemup: refused ({refusal['reason']}): {refusal['advice']}", err=True)
         raise typer.Exit(1)
-
-
-def _basis(answer: dict[str, Any]) -> None:
-    low, high, count = answer["horizons"]
-    said = {"loss": answer["loss"], "runs": answer["runs"], "models": ", ".join(answer["models"])}
-    said |= {"batch sizes": ", ".join(map(_power, answer["batch_sizes"]))}
-    said |= {"horizons": f"{count}, {_power(low)} to {_power(high)} tokens"} | answer["conditions"]
-    print(f"\nRests on: {'; '.join(f'{key}={value}' for key, value in said.items())}.")
-    for why in dict.fromkeys(answer["excluded"].values()):
-        runs = [run for run, reason in answer["excluded"].items() if reason == why]
-        print(f"Left out, {why}: {len(runs)} ({', '.join(runs[:3])}{', ...' if len(runs) > 3 else ''}).")
 
 
 def _norm(answer: dict[str, Any]) -> None:
@@ -76,11 +60,6 @@ def _norm(answer: dict[str, Any]) -> None:
     refused = [row for row in answer["optima"] + answer["best"] if row["advice"]]
     told = (f"{r['model']}, {_power(r['tokens'])} tokens, batch {_power(r['batch'])}: {r['advice']}" for r in refused)
     print("\n".join(dict.fromkeys(told)))
-    if band := answer["band"]:
-        middle = f"2^({band['log2_norm']:.3f} +- {band['half_width']:.3f})"
-        print(f"\nOptimal {answer['norm']}: {middle}, over {band['groups']} horizons or models.")
-        print("The norm is necessary, not sufficient. Losses of the (lr, batch) pairs inside the band:")
-        _print(band["losses_inside"], ["model", "tokens", "pairs", "lowest", "highest"])
 
 
 def _ranking(answer: dict[str, Any]) -> None:
@@ -89,28 +68,23 @@ def _ranking(answer: dict[str, Any]) -> None:
 
 
 def _rule(answer: dict[str, Any]) -> None:
-    laws = [
-        {"law": name, "of": of, "exponent": value, "error": law["errors"][of], "r2": law["r2"], "n": law["n"]}
-        | {f"{kind} (95 %)": _interval(law[kind].get(of)) for kind in ("ols", "bootstrap")}
-        for name, law in answer["rules"].items()
-        for of, value in law["exponents"].items()
-    ]
-    _print(laws, list(laws[0]))
-    if law := answer.get("lr_over_tokens"):
-        print(f"\nlr at the best batch ~ tokens^({law['exponent']:.3f} +- {law['error']:.3f})")
-    for name, why in answer["refused"].items():
-        print(f"{name}: refused: {why}")
+    from abovemup.analysis.rules import lines
+
+    laws = lines(answer["rules"])
+    _print(laws, [*laws[0]])
 
 
 def _growth(answer: dict[str, Any]) -> None:
+    from abovemup.analysis.rules import interval
+
     for curve in answer["curves"]:
         pairs = zip(curve["slopes"], curve["slope_intervals"], strict=True)
-        curve["slopes (95 %)"] = ", ".join(f"{slope:.2f} ({_interval(ends)})" for slope, ends in pairs)
+        curve["slopes (95 %)"] = ", ".join(f"{slope:.2f} ({interval(ends)})" for slope, ends in pairs)
         breaks = (f"{_power(b['tokens'])} (norm 2^{b['log2_norm']:.2f})" for b in curve["breaks"])
         curve["breaks at tokens"] = ", ".join(breaks)
     _print(answer["curves"], ["lr", "batch", "slopes (95 %)", "breaks at tokens"])
     if at := answer["offset"]:
-        print(f"\nAt step {at['step']:.0f} the norm ~ lr^{at['slope']:.2f} (95 %: {_interval(at['interval'])}).")
+        print(f"\nAt step {at['step']:.0f} the norm ~ lr^{at['slope']:.2f} (95 %: {interval(at['interval'])}).")
     for row in answer["parting"]:
         when = f"at step {row['step']:.0f}, norm 2^{row['log2_norm']:.2f}" if "step" in row else "not in these runs"
         print(f"lr {row['lr']:.4g}: {row['batches']} batch sizes part by a quarter octave {when}.")
@@ -121,10 +95,6 @@ def _print(rows: list[dict[str, Any]], columns: list[str]) -> None:
     told = (row | {name: _power(row[name]) for name in ("tokens", "batch") if name in row} for row in rows)
     values = ([row.get(name, math.nan) for name in columns] for row in told)
     print_table(columns, (["" if value != value else value for value in row] for row in values))
-
-
-def _interval(ends: list[float] | None) -> str:
-    return f"{ends[0]:.3g} to {ends[1]:.3g}" if ends else "cannot tell"
 
 
 def _power(count: float) -> str:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from abovemup.cli.options import Debug, RunDir
+from abovemup.cli.options import RunDir
 
 
 def generate(
@@ -15,7 +15,6 @@ def generate(
         float, typer.Option("--temperature", metavar="T", min=0, help="0 takes the likeliest token.")
     ] = 1.0,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Seed of the sampling.")] = 0,
-    debug: Debug = False,
 ) -> None:
     """Continue a text with a trained run's newest checkpoint."""
     from abovemup.config.errors import RequestError

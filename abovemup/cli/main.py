@@ -6,30 +6,26 @@ import io
 import os
 import signal
 import sys
+import traceback
 from difflib import get_close_matches
-from typing import Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.exceptions import TyperException
 
 from abovemup import __version__
-from abovemup.cli import (
-    ablate,
-    bench,
-    coordcheck,
-    data,
-    doctor,
-    explain,
-    fit,
-    generate,
-    predict,
-    runs,
-    show,
-    study,
-    sweep,
-    train,
-)
+from abovemup.cli.train import TrainCommand
 from abovemup.config.errors import RequestError, RunFailed
+
+# A verb is the function, or the app of several, in the module of its name.
+WITH_SETTINGS = ("train", "show", "explain", "coordcheck")  # their help lists the keys
+PLAIN = ("generate", "doctor", "sweep", "ablate", "compare", "fit", "predict", "watch", "report", "bench")
+SEVERAL = {
+    "data": "Make and look at token shards.",
+    "runs": "What to do with run directories.",
+    "study": "How studies stand.",
+}
 
 app = typer.Typer(
     name="abovemup",
@@ -38,20 +34,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # its tracebacks print local variables
     help="How should a language model be initialised, updated and scaled so that one learning rate fits every size?",
 )
-app.command("train", cls=train.TrainCommand)(train.train)
-app.command("show", cls=train.TrainCommand)(show.show)
-app.command("generate")(generate.generate)
-app.add_typer(data.app, name="data", help="Make and look at token shards.")
-app.add_typer(runs.app, name="runs", help="What to do with run directories.")
-app.command("explain", cls=train.TrainCommand)(explain.explain)
-app.command("coordcheck", cls=train.TrainCommand)(coordcheck.coordcheck)
-app.command("doctor")(doctor.doctor)
-app.command("sweep")(sweep.sweep)
-app.command("ablate")(ablate.ablate)
-app.add_typer(study.app, name="study", help="How studies stand.")
-app.command("fit")(fit.fit)
-app.command("predict")(predict.predict)
-app.command("bench")(bench.bench)
+for verb in (*WITH_SETTINGS, *PLAIN):
+    function = getattr(import_module(f"abovemup.cli.{verb}"), verb)
+    app.command(verb, cls=TrainCommand if verb in WITH_SETTINGS else None)(function)
+for verb, purpose in SEVERAL.items():
+    app.add_typer(import_module(f"abovemup.cli.{verb}").app, name=verb, help=purpose)
 
 
 def _version(wanted: bool) -> None:
@@ -65,8 +52,19 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.", expose_value=False)] = False,
 ) -> None:
     pass
+
+
+def _command() -> Any:
+    """The whole command line, with `--debug`, which only `_fail` looks at, at every verb."""
+    root: Any = typer.main.get_command(app)
+    debug = next(option for option in root.params if option.name == "debug")
+    groups = [root, *(root.commands[name] for name in SEVERAL)]
+    for verb in [command for group in groups for command in group.commands.values()]:
+        verb.params += [debug] * all(option.name != "debug" for option in verb.params)
+    return root
 
 
 def main() -> NoReturn:
@@ -78,9 +76,9 @@ def main() -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """The exit code of a command. What goes wrong is one or two lines on stderr; `--debug` adds the traceback."""
-    command = typer.main.get_command(app)
     try:
         _check_surroundings(arguments)
+        command = _command()
         with command.make_context("abovemup", list(arguments)) as context:
             command.invoke(context)
         if sys.stdout is not None:
@@ -133,7 +131,7 @@ def _usage(error: TyperException, arguments: list[str]) -> str:
 
     message, option = error.format_message(), str(getattr(error, "option_name", ""))
     near = get_close_matches(option, getattr(error, "possibilities", None) or [], 1, 0.75)
-    if option and not near and arguments[:1] in (["train"], ["show"], ["explain"], ["coordcheck"]):
+    if option and not near and arguments[0] in WITH_SETTINGS:
         meant = nearest(option.lstrip("-").replace("-", "_"), keys())
         if meant:
             message += f". Settings are keys: did you mean {' or '.join(f'{key}=...' for key in meant)}?"
@@ -142,8 +140,6 @@ def _usage(error: TyperException, arguments: list[str]) -> str:
 
 def _fail(code: int, message: str, arguments: list[str] | None = None) -> int:
     if arguments and "--debug" in arguments:
-        import traceback
-
         traceback.print_exc()
     # Without characters that would move the cursor or colour the terminal.
     plain = "".join(c if c == "\n" or c.isprintable() else "\ufffd" for c in message)

@@ -4,17 +4,18 @@ from typing import Annotated
 
 import typer
 
-from abovemup.cli.options import Config, Debug, Json, Overrides
+from abovemup.cli.options import Config, Json, Overrides
 
 
 def predict(
     tokens: Annotated[str, typer.Option(metavar="N", help="Tokens to train on: 10B, 2^33.")],
     overrides: Overrides = None,
     batch_size: Annotated[str | None, typer.Option(metavar="N", help="In tokens; the best, by default.")] = None,
-    source: Annotated[str, typer.Option("--from", metavar="FIT|paper", help="What `fit rule --json` wrote.")] = "paper",
+    source: Annotated[
+        str, typer.Option("--from", metavar="FIT|paper", help="What `fit rule --json` wrote, or a source.")
+    ] = "paper",
     config: Config = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Advise lr and batch size for a run; say what of it (KEY=VALUE, --config) is not as in the fit."""
     from abovemup.analysis.predict import differences, read_fit
@@ -43,6 +44,8 @@ def predict(
     if band := answer["log2_norm"]:
         norm = f"2^({band['log2_norm']:.2f} +- {band['half_width']:.2f})"
         print(f"{answer['norm']} to expect at the end if lr is right, which it does not prove: {norm}.")
+    for row in answer.get("on_the_way", []):
+        print(f"On the way, at {row['tokens']:.4g} tokens: 2^{row['log2']:.2f}")
     for row in answer["low_sensitivity"]:
         print(f"Within 0.5 % of the best at {row['tokens']:.4g} tokens: lr {row['lr']:.4g}, batch {row['batch']:,.0f}")
     for of, each in answer["beyond"].items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from abovemup.cli.options import Debug, Json, RunDir
+from abovemup.cli.options import Json, RunDir
 from abovemup.cli.output import FIGURES, check_file, print_json, print_table
 from abovemup.config.errors import RequestError
 
@@ -23,7 +23,7 @@ WIDTH = 64  # of a plot in the terminal
 
 
 @app.command("push")
-def push(run: RunDir, debug: Debug = False) -> None:
+def push(run: RunDir) -> None:
     """Upload a whole run to W&B, from its first step to its last."""
     from abovemup.tracking.wandb import push as upload
     from abovemup.training.lineage import run_folder
@@ -36,7 +36,6 @@ def list_runs(
     where: Where = None,
     sort: Annotated[str, typer.Option("--sort", metavar="KEY", help="Rising; by a loss finished runs first.")] = "",
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """A line a run: how it stands, its main settings, and every other setting that differs between the runs."""
     from abovemup.analysis import select
@@ -51,7 +50,7 @@ def list_runs(
 
 
 @app.command("show")
-def show(run: RunDir, json: Json = False, debug: Debug = False) -> None:
+def show(run: RunDir, json: Json = False) -> None:
     """How a run stands: its numbers, what was typed, versions, norms by role, and where it can go on from."""
     from abovemup.analysis import runs
     from abovemup.config.keys import fields
@@ -77,7 +76,6 @@ def show(run: RunDir, json: Json = False, debug: Debug = False) -> None:
 def plot(
     where: Annotated[list[str], typer.Argument(metavar="[DIR] KEY [KEY=VALUE]...", help=f"What. {_CONDITIONS}")],
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="A PNG; else in the terminal.")] = None,
-    debug: Debug = False,
 ) -> None:
     """Draw what metrics.jsonl has (loss, val/loss, norm/head/rms_to_inf, ...) of each run over tokens."""
     import numpy as np
@@ -107,7 +105,6 @@ def export(
     form: Annotated[Literal["parquet", "csv", "toolkit"], typer.Option("--format", help="toolkit: as the paper's.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Replaced if it exists.")],
     where: Where = None,
-    debug: Debug = False,
 ) -> None:
     """Write the runs of a study into one file: a row a run, with its newest norms; toolkit: a row a step."""
     from abovemup.analysis.export import save
@@ -121,7 +118,6 @@ def export(
 def remove(
     names: Annotated[list[str], typer.Argument(metavar="RUN... | [DIR] KEY=VALUE...", help=f"Runs. {_CONDITIONS}")],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    debug: Debug = False,
 ) -> None:
     """Delete run directories, checkpoints too; none of them when one is being trained or is no run."""
     import shutil

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from abovemup.cli.options import Config, ConfigDir, Debug, Json, Overrides
+from abovemup.cli.options import Config, ConfigDir, Json, Overrides
 
 if TYPE_CHECKING:
     from abovemup.config.schema import Experiment
@@ -14,7 +14,6 @@ def show(
     config: Config = None,
     config_dir: ConfigDir = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Print the resolved configuration and the routing table: how every parameter starts and steps."""
     from abovemup.cli.output import print_json, print_table

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 
 Again = StrEnum("Again", ["failed", "diverged"])
-Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once; cores over train.threads.")]
+Kind = StrEnum("Kind", ["local", "slurm"])
+Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once; cores over train.threads, or what GPUs take.")]
+CellsPerGpu = Annotated[int | None, typer.Option(min=1, help="Small cells that share a GPU; 1.")]
+Launcher = Annotated[
+    Kind,
+    typer.Option("--launcher", help="slurm: a job a cell, as launcher.partition=P launcher.timeout_min=60 ... say."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, how long it would take and on what disk.")]
 Retry = Annotated[
     list[Again] | None,
@@ -43,19 +50,44 @@ def status(
     print_json({"dir": str(folder), "cells": table}) if json else print_rows(table)
 
 
+def apart(overrides: list[str]) -> tuple[list[str], dict[str, str]]:
+    """What is asked of the cells, and of the launcher (launcher.KEY=VALUE)."""
+    ours = [text for text in overrides if text.startswith("launcher.")]
+    asked = {key.removeprefix("launcher."): value for key, _, value in (text.partition("=") for text in ours)}
+    return [text for text in overrides if text not in ours], asked
+
+
+def warm(launcher: str, dry: bool) -> None:
+    """Let the process that cells are forked from import what they need while this one does."""
+    if launcher == "local" and not dry:
+        from abovemup.studies import local
+
+        local.warm()
+
+
 def conduct(
-    folder: Path, cells: "list[Cell]", jobs: int | None, config_dir: Path | None, retry: Any, dry: bool, json: bool
+    folder: Path,
+    cells: "list[Cell]",
+    jobs: int | None,
+    config_dir: Path | None,
+    retry: Any,
+    dry: bool,
+    json: bool,
+    launcher: str = "local",
+    asked: Mapping[str, str] = MappingProxyType({}),
+    cells_per_gpu: int | None = None,
 ) -> int:
     """Train the cells, seen live on a terminal and line by line elsewhere. Returns the code of a signal, or 0.
 
-    `dry` ends the command with the cells, how they stand, and what is left to do.
+    `dry` ends the command with the cells, how they stand, and what is left to do. `asked`: of the launcher.
     """
     from rich.console import Console
     from rich.live import Live
 
-    from abovemup.config.resolve import cores
     from abovemup.studies.board import announce
+    from abovemup.studies.local import Local
     from abovemup.studies.pool import Pool
+    from abovemup.studies.slurm import Slurm
 
     console = Console(stderr=json)
     real = console.is_terminal and not console.is_dumb_terminal
@@ -65,7 +97,9 @@ def conduct(
         if failed or not real:
             typer.echo(f"abovemup: {text}" if failed else text, err=failed or json)
 
-    pool = Pool(folder, jobs or max(1, cores() // max(cell.threads for cell in cells)), config_dir, say, retry)
+    asked = dict(asked) if cells_per_gpu is None else {**asked, "cells_per_gpu": str(cells_per_gpu)}
+    start = Slurm(folder, config_dir, asked) if launcher == "slurm" else Local(folder, config_dir, cells, asked)
+    pool = Pool(folder, jobs or start.jobs, config_dir, say, retry, start)
     if dry:
         print_plan(pool, cells, json)
         raise typer.Exit(0)

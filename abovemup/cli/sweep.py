@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from abovemup.cli.options import ConfigDir, Debug, Json
-from abovemup.cli.study import DryRun, Jobs, Retry
+from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Retry
 
 
 def sweep(
@@ -21,6 +21,8 @@ def sweep(
     config_dir: ConfigDir = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where its runs lie; studies/sweep-HASH.")] = None,
     jobs: Jobs = None,
+    launcher: Launcher = Kind.local,
+    cells_per_gpu: CellsPerGpu = None,
     dry_run: DryRun = False,
     retry: Retry = None,
     json: Json = False,
@@ -33,18 +35,22 @@ def sweep(
     """
     from abovemup.cli import study
     from abovemup.cli.output import print_json
-    from abovemup.studies.board import alone, best, rows
+
+    study.warm(launcher, dry_run)
+    from abovemup.studies.board import alone, announced, best, rows
     from abovemup.studies.sweep import cells_of, write_points
 
-    cells = cells_of(overrides, config_dir)
-    folder = folder or Path("studies") / f"sweep-{hashlib.sha256(repr(sorted(overrides)).encode()).hexdigest()[:8]}"
-    code = study.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json)
+    axes, asked = study.apart(overrides)
+    cells = cells_of(axes, config_dir)
+    folder = folder or Path("studies") / f"sweep-{hashlib.sha256(repr(sorted(axes)).encode()).hexdigest()[:8]}"
+    code = study.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, launcher, asked, cells_per_gpu)
     table = rows(folder, cells)
+    first = best(table)
     with alone(folder):
-        write_points(table, folder / "points.csv")
+        write_points(rows(folder, announced(folder)), folder / "points.csv")
     if json:
-        print_json({"dir": str(folder), "cells": table, "best": best(table)})
+        print_json({"dir": str(folder), "cells": table, "best": first})
     else:
         study.print_rows(table)
         print(f"points.csv and the runs are in {folder}")
-    raise typer.Exit(code or study.exit_code(row["status"] for row in table))
+    raise typer.Exit(code or study.exit_code(row["status"] for row in table) or (0 if first else 3))

@@ -1,5 +1,7 @@
 """`abovemup train`."""
 
+import os
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,6 +36,10 @@ def train(
         str | None,
         typer.Option("--branch", metavar="RUN@TOKENS", help="A new run from another's checkpoint: a decay tail."),
     ] = None,
+    nproc: Annotated[
+        int | None,
+        typer.Option("--nproc", min=1, metavar="N", help="Processes on this machine (parallel=ddp, or as set)."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and build nothing.")] = False,
     json: Json = False,
     debug: Debug = False,
@@ -48,11 +54,19 @@ def train(
             lineage.resumed_checkpoint(start.origin, start.step, lambda text: typer.echo(f"warning: {text}", err=True))
         print_plan(start.experiment, json)
         return
+    if nproc is not None and "TORCHELASTIC_RUN_ID" not in os.environ:  # the processes themselves read on
+        from abovemup.training.launch import launch
+
+        raise typer.Exit(launch(nproc, sys.argv[1:]))
     from abovemup.cli.output import print_json
+    from abovemup.training.ranks import Silent
     from abovemup.training.run import train as run
 
-    outcome = run(typed, config_file=config, config_dir=config_dir, resume=resume, branch=branch, json_output=json)
-    if json:
+    try:
+        outcome = run(typed, config_file=config, config_dir=config_dir, resume=resume, branch=branch, json_output=json)
+    except Silent as end:
+        raise typer.Exit(end.code) from None
+    if json and outcome.summary:
         print_json({"dir": str(outcome.dir), **outcome.summary})
     raise typer.Exit(outcome.exit_code)
 

@@ -5,7 +5,10 @@ from pathlib import Path
 
 from abovemup.config.errors import RequestError
 
-GROUPS = ("experiment", "model", "parameterization", "optimizer", "schedule", "data", "tokenizer", "tracking")
+GROUPS = (
+    *("experiment", "model", "parameterization", "optimizer", "schedule"),
+    *("data", "tokenizer", "tracking", "parallel"),
+)
 
 Choices = dict[str, list[str]]
 
@@ -27,7 +30,7 @@ def choices(config_dir: Path | None = None) -> Choices:
     if not config_dir.is_dir():
         raise RequestError(f"--config-dir {config_dir}: no such folder.")
     theirs = _listing(config_dir)
-    if not any(theirs.values()) and not (config_dir / "ablation").is_dir():
+    if not any(theirs.values()) and not any((config_dir / kind).is_dir() for kind in ("ablation", "budget")):
         raise RequestError(f"--config-dir {config_dir}: no YAML file in a group's folder ({', '.join(GROUPS)}).")
     for group, names in theirs.items():
         if twice := {*names} & {*found[group]}:

@@ -20,7 +20,7 @@ def save(experiment: Experiment, path: Path) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace `path` at once: a reader, or a crash, finds the old file or the new one, never a part."""
-    aside = path.with_name(path.name + ".aside")
+    aside = path.with_name(f"{path.name}.{os.getpid()}.aside")  # each writer has its own
     with open(aside, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

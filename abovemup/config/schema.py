@@ -256,6 +256,14 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """Several processes: abovemup train --nproc N, or torchrun."""
+
+    name: Literal["single", "ddp", "fsdp"] = "single"  # ddp: weights on every rank; fsdp: sharded by rows (FSDP2)
+    replicate: Size = 1  # fsdp: groups of ranks that hold all the weights together (hybrid sharding)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     experiment: str  # the preset's name
     cannot_match: list[str]  # what a preset of the paper cannot reproduce, in words
@@ -271,6 +279,7 @@ class Experiment:
     checkpoint: Checkpoint
     tracking: Tracking
     run: Run
+    parallel: Parallel = Parallel()
     choices: dict[str, str] = field(default_factory=dict)  # group -> chosen file, for --config
     # Keys that were open, and how they were written (null, "1/2", "2^20tok", 0.1): recomputed when another key changes.
     derived: dict[str, Any] = field(default_factory=dict)

@@ -19,15 +19,16 @@ from abovemup.config.schema import Data, Experiment
 from abovemup.config.values import shown
 from abovemup.data.order import ordered
 from abovemup.data.prepare import FORMAT, Prepared, folder_of, key_of, open_prepared, prepared
-from abovemup.data.progress import Job, Note
+from abovemup.data.progress import SPLITS, Job, Note
 from abovemup.data.recipe import Recipe, reopen
 from abovemup.data.shards import TokenWindows, total
 from abovemup.data.sources import STDLIB_EVAL_TOKENS, find_source
 from abovemup.data.split import Amount
 from abovemup.data.synthetic import ENDLESS, MarkovSource
-from abovemup.data.tokenizer import Coder
+from abovemup.data.tokenizer import Tokenizer
 from abovemup.data.validation import DOCUMENTS, SHARE, Choice, choose_windows
 
+Coder = Tokenizer | MarkovSource
 TRAIN, VALIDATION = 0, 1  # streams of the synthetic source
 
 
@@ -109,8 +110,7 @@ def open_corpus(experiment: Experiment, note: Note = print, amount: Amount | Non
         return _synthetic(experiment)
     data, seq_len = experiment.data, experiment.train.seq_len
     _, manifest, tokenizer, shards = _prepared(experiment, note, amount)
-    train = TokenWindows(shards["train"], seq_len)
-    held_out = TokenWindows(shards["validation"], seq_len)
+    train, held_out = (TokenWindows(shards[split], seq_len) for split in SPLITS)
     tokens = min(experiment.eval.tokens, STDLIB_EVAL_TOKENS) if data.name == "stdlib" else experiment.eval.tokens
     choice = choose_windows(held_out, tokenizer.eot, tokens)
     rows = held_out.rows(choice.windows)
@@ -127,8 +127,7 @@ def open_corpus(experiment: Experiment, note: Note = print, amount: Amount | Non
 def _prepared(experiment: Experiment, note: Note, amount: Amount | None) -> Prepared:
     """A local source whole, of a remote one what the run needs, or a folder that `abovemup data prepare` made."""
     data, made_by, ids = experiment.data, Recipe(experiment.tokenizer), experiment.model.vocab_size
-    if made_by.size > ids:
-        size = made_by.size
+    if (size := made_by.size) > ids:
         raise RequestError(f"the tokenizer has {size:,} ids and the model {ids:,}: set model.vocab_size={size} or more")
     if data.name == "shards":
         return open_prepared(Path(data.path or "").expanduser(), made_by)
@@ -142,15 +141,13 @@ def _prepared(experiment: Experiment, note: Note, amount: Amount | None) -> Prep
 
 def by_hand(experiment: Experiment, tokens: int) -> str:
     """The command that prepares so many tokens as the experiment would."""
-    e, keys = experiment, ("data.", "tokenizer.", "eval.tokens")
+    e = experiment
     needed = {"data.repo": e.data.repo, "tokenizer.path": e.tokenizer.path}
-    given = [f"{key}={value}" for key, value in needed.items() if value is not None]
-    plain = compose([f"data={e.data.name}", f"tokenizer={e.tokenizer.name}", *given])
-    other = [
-        f"{key}={shown(now)}" for key, _, now in differences(plain, e) if key.startswith(keys) and key != "data.seed"
-    ]
-    words = ["abovemup", "data", "prepare", e.data.name, "--tokens", str(tokens), f"tokenizer={e.tokenizer.name}"]
-    return shlex.join([*words, *given, *other])
+    given = [f"tokenizer={e.tokenizer.name}", *(f"{key}={value}" for key, value in needed.items() if value is not None)]
+    for key, _, now in differences(compose([f"data={e.data.name}", *given]), e):
+        if key.startswith(("data.", "tokenizer.", "eval.tokens")) and key != "data.seed":
+            given.append(f"{key}={shown(now)}")
+    return shlex.join(["abovemup", "data", "prepare", e.data.name, "--tokens", str(tokens), *given])
 
 
 def _shortfall(choice: Choice, held_out: TokenWindows, asked: int) -> str | None:

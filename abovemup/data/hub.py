@@ -1,19 +1,16 @@
 """Data sets of the Hugging Face hub, streamed by `datasets`; a folder with the same layout is read the same way."""
 
-import contextlib
-import itertools
-import logging.handlers
+import functools
 import os
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Data
-from abovemup.data.readers import TEXT_TYPES, BadRecords, encode_text, no_column
-from abovemup.data.sources import Batches, Document, Place, batched, folder_state, hash64
+from abovemup.data.readers import TEXT_TYPES, BadRecords, Numbered, encode_text, no_column
+from abovemup.data.sources import Batches, Place, folder_state, numbered_batches
 
 TRIES = 6
 TIMEOUT = 10.0  # seconds for the hub's first answer
@@ -46,74 +43,72 @@ class Hub:
         return {"commit": self.commit}
 
     def batches(self, bad: BadRecords, start: Place | None = None) -> Batches:
-        with self._errors():
+        _quieten()
+        try:
             if not self.folder:  # a missing network is noticed here, where nothing is tried again and again
                 self.commit = self._commit(start["commit"] if start else self.revision)
-            stream = self._stream()
-            if start:
-                stream.load_state_dict(start["stream"])
+            stream, names = self._stream()
+            read = functools.partial(self._read, stream, names, bad)
+            yield from numbered_batches(read, len(names), start, {"commit": self.commit})
+        except (RequestError, RunFailed):
+            raise
+        except Exception as error:
+            raise self._explained(error) or RequestError(f"data.repo={self.place}: {_short(error)}") from error
 
-            def documents() -> Iterator[Document]:
-                for row in stream:
-                    data = encode_text(row[self.column] or "")
-                    yield Document(data, hash64(data))
+    def _read(self, stream: Any, names: list[str], bad: BadRecords, file: int, record: int) -> Numbered:
+        try:
+            rows = stream.shard(len(names), file)
+            if bad.skip:  # one row group after the other: those before a damage are then the same at every reading
+                rows = rows.reshard()
+            for row in rows.skip(record):
+                record += 1
+                if self.column not in row:
+                    raise ValueError(no_column(self.column, row))
+                yield record, encode_text(row[self.column] or "")
+        except Exception as error:  # of any library that unpacks or parses
+            if self._explained(error) or getattr(error, "errno", None) is not None:
+                raise
+            bad(f"{names[file]}:{record + 1}", f"the file is damaged ({_short(error)})")
 
-            yield from batched(documents(), lambda: {"commit": self.commit, "stream": stream.state_dict()})
-
-    def _commit(self, revision: str | None) -> str | None:
+    def _commit(self, revision: str | None, tries: int = 1) -> str | None:
         """That of a revision. A hub that is busy is asked again, as the library does for everything after this."""
         from huggingface_hub import HfApi, errors
 
-        for tries in itertools.count(1):
-            try:
-                return HfApi().dataset_info(self.place, revision=revision, timeout=TIMEOUT).sha
-            except errors.HfHubHTTPError as error:
-                if tries == TRIES or error.response.status_code not in (429, 503):
-                    raise
-                asked = error.response.headers.get("Retry-After", "")
-            time.sleep(float(asked) if asked.isdecimal() else 2.0**tries)
-        raise AssertionError
-
-    def _stream(self) -> Any:
-        import datasets
-
-        where = {"path": self.place, "name": self.subset, "split": self.split, "revision": self.commit}
-        whole = datasets.load_dataset(**where, streaming=True)
-        types = whole.features or dict.fromkeys(next(iter(whole), {}))
-        if self.column not in types:
-            raise RequestError(f"{self.title}: {no_column(self.column, types)}")
-        if (kind := getattr(types[self.column], "dtype", "string")) not in TEXT_TYPES:
-            raise RequestError(f"{self.title}: column '{self.column}' holds {kind} (choose with data.column=)")
-        try:  # the others may differ from file to file, and are not fetched
-            return datasets.load_dataset(**where, streaming=True, columns=[self.column])
-        except (TypeError, ValueError):  # a format that cannot: JSON lines
-            return whole.select_columns([self.column])
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """What the libraries raise in one or two lines; what they would print is kept for them."""
-        import datasets
-        import huggingface_hub
-
-        logged = logging.handlers.BufferingHandler(1000)
-        logged.setLevel(logging.ERROR)
-        for name in ("datasets", "huggingface_hub"):
-            logging.getLogger(name).handlers = [logged]
-            logging.getLogger(name).propagate = False
-        datasets.disable_progress_bars()
-        huggingface_hub.utils.disable_progress_bars()
         try:
-            yield
-        except (RequestError, RunFailed):
-            raise
-        except Exception as error:  # what was logged names the file
-            said = logged.buffer[-1].getMessage() if logged.buffer else str(error) or repr(error)
-            raise self._explained(error, textwrap.shorten(said, 800)) from error
+            return HfApi().dataset_info(self.place, revision=revision, timeout=TIMEOUT).sha
+        except errors.HfHubHTTPError as error:
+            if tries == TRIES or error.response.status_code not in (429, 503):
+                raise
+            asked = error.response.headers.get("Retry-After", "")
+        time.sleep(float(asked) if asked.isdecimal() else 2.0**tries)
+        return self._commit(revision, tries + 1)
 
-    def _explained(self, error: Exception, said: str) -> Exception:
+    def _stream(self) -> tuple[Any, list[str]]:
+        """Rows with the column, and the names of the files that they come from."""
+        import datasets
+        from datasets.packaged_modules.parquet.parquet import Parquet
+
+        builder = datasets.load_dataset_builder(self.place, self.subset, revision=self.commit)
+        config, parquet = builder.config, isinstance(builder, Parquet)
+        if parquet:
+            config.on_bad_files = "skip"  # the schema is that of the first file that has one
+        stream = builder.as_streaming_dataset(self.split)
+        if (types := stream.features) is not None:
+            if self.column not in types:
+                raise RequestError(f"{self.title}: {no_column(self.column, types)}")
+            if (kind := getattr(types[self.column], "dtype", "string")) not in TEXT_TYPES:
+                raise RequestError(f"{self.title}: column '{self.column}' holds {kind} (choose with data.column=)")
+        if parquet:  # the other columns may differ from file to file, and are not fetched
+            config.on_bad_files, config.columns = "error", [self.column]
+            stream = builder.as_streaming_dataset(self.split)
+        files = config.data_files.get(self.split, [])
+        return stream, files if len(files) == stream.num_shards else [self.title] * stream.num_shards
+
+    def _explained(self, error: Exception) -> Exception | None:
+        """What a user can do about an error of the hub or the network; None for any other."""
         from huggingface_hub import constants, errors
 
-        repo, hub = f"data.repo={self.place}", constants.ENDPOINT
+        repo, hub, said = f"data.repo={self.place}", constants.ENDPOINT, _short(error)
         page = f"{hub}/datasets/{self.place}"
         for kind, reason in (
             (errors.OfflineModeIsEnabled, f"is on the hub, and HF_HUB_OFFLINE is set: unset it, or {COPY}"),
@@ -127,4 +122,18 @@ class Hub:
             return RunFailed(f"{hub} refuses for now: too many requests (HF_TOKEN raises the limit). {AGAIN}")
         if isinstance(error, (errors.HTTPError, ConnectionError, TimeoutError)) and not self.folder:
             return RunFailed(f"{repo}: no connection to {hub} ({said})\n{AGAIN} Without a network, {COPY}")
-        return RequestError(f"{repo}: {said}")
+        return None
+
+
+def _short(error: Exception) -> str:
+    return textwrap.shorten(str(error) or repr(error), 800)
+
+
+def _quieten() -> None:
+    """What the libraries log is in the errors that they raise."""
+    import datasets
+    import huggingface_hub
+
+    for library in (datasets, huggingface_hub):
+        library.utils.logging.set_verbosity(100)
+        library.utils.disable_progress_bars()

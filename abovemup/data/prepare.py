@@ -79,27 +79,24 @@ def prepared(job: Job, note: Note, watch: Watch | None = None) -> Prepared:
     with _writing(job.out or cache_folder(), fix):
         key = key_of(job)
         folder = folder_of(job, key)
-        found = _found(folder, key, job, lambda _: None)
-        if found is None:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(folder.with_name(f".{folder.name}.lock"), note):
-                found = _found(folder, key, job, note)  # another process may have made it while we waited
-                if found is None:
-                    _prepare(folder, key, job, note, watch or _lines(note))
-                    found = _found(folder, key, job, note)
-                    assert found is not None
-    return found
+        if found := _found(folder, key, job, lambda _: None):
+            return found
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(f".{folder.name}.lock"), note):
+            if found := _found(folder, key, job, note):  # another process has made it while we waited
+                return found
+            _prepare(folder, key, job, note, watch or _lines(note))
+        return open_prepared(folder, job.recipe)
 
 
 def _locked(path: Path, note: Note) -> contextlib.AbstractContextManager[object]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(path)
-    try:
+    with contextlib.suppress(Timeout):
         return lock.acquire(timeout=0)
-    except Timeout:
-        note("data: another process is preparing this corpus; waiting for it")
-        return lock.acquire()
+    note("data: another process is preparing this corpus; waiting for it")
+    return lock.acquire()
 
 
 def open_prepared(folder: Path, recipe: Recipe) -> Prepared:

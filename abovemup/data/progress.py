@@ -57,7 +57,7 @@ class _Corpus:
         self.writers = [ShardWriter(part, s, tokenizer.size, tokenizer.eot, self.saved.get(s)) for s in SPLITS]
 
     def tokens(self) -> tuple[int, ...]:
-        return tuple(writer.tokens for writer in self.writers)
+        return tuple(total(writer.entries, "tokens") for writer in self.writers)
 
     def total(self, what: str) -> int:
         return sum(total(writer.entries, what) for writer in self.writers)
@@ -109,20 +109,20 @@ def tokenise(part: Path, job: Job, split: Split, workers: int, note: Note, watch
             yield [d.data for d, _ in items], _Batch(held, sizes, place, (bad.count, bad.first))
 
     with contextlib.closing(encoded(batches(), recipe, workers)) as stream:
-        saved, batch = time.monotonic(), None
-        while not corpus.enough():
-            if batch is not None and time.monotonic() - saved >= SAVE:
-                corpus.save(batch)
-                saved = time.monotonic()
+        saved = time.monotonic()
+        for tokens, batch in stream:
+            corpus.append(tokens, batch)
+            seen = batch.bad
             done, all_of_it = (corpus.tokens()[0], amount.train) if amount else (corpus.bytes(), split.bytes)
             share = done / all_of_it if all_of_it else None
             watch(corpus.total("documents"), corpus.total("tokens"), corpus.bytes(), share)
-            tokens, batch = next(stream, (None, None))
-            if tokens is None or batch is None:
-                seen = bad.count, bad.first
+            if corpus.enough():
                 break
-            corpus.append(tokens, batch)
-            seen = batch.bad
+            if time.monotonic() - saved >= SAVE:
+                corpus.save(batch)
+                saved = time.monotonic()
+        else:
+            seen = bad.count, bad.first
     if not all(corpus.tokens()):
         why = f"; the first bad record: {seen[1]}" if seen[0] else ""
         raise RequestError(f"{source.place} holds too little text to hold out a validation split{why}")

@@ -1,6 +1,7 @@
 """How a tokenizer is made: trained here, or of the file of a published one."""
 
 import base64
+import functools
 import hashlib
 import json
 from collections.abc import Iterable
@@ -117,7 +118,6 @@ class Recipe:
         self.identity: dict[str, Any] = {"name": tokenizer.name}
         self.text, self.place = "", "tokenizer.json"  # of its file; of a trained one once it is loaded
         self.config: str | None = None  # the text of tokenizer_config.json
-        self.loaded: Tokenizer | None = None
         if self.trained:
             sample, library = [SAMPLE, SAMPLED], version("tokenizers")
             self.identity |= {"vocab_size": tokenizer.vocab_size, "sample": sample, "tokenizers": library}
@@ -131,22 +131,21 @@ class Recipe:
             what = f"has {self.size:,} ids and tokenizer={self.name} {tokenizer.vocab_size:,}"
             raise RequestError(f"{self.place} {what}: tokenizer=hf reads any tokenizer.json")
 
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"loaded": None}
-
     def load(self, trained: str = "") -> Tokenizer:
         """The tokenizer; `trained` is the tokenizer.json of a trained one."""
-        if self.loaded is None or (self.trained and trained != self.text):
-            self.text = trained if self.trained else self.text
-            if self.name == "byte":
-                self.loaded = ByteTokenizer()
-            elif self.name in RANKED and not self.text.lstrip().startswith("{"):
-                self.loaded = load_ranks(self.name, self.text, self.place)
-            elif self.trained:
-                self.loaded = load_trained(self.text, self.place)
-            else:
-                self.loaded = load_fast(self.text, False, self.config, self.place)
-        return self.loaded
+        self.text = trained if self.trained else self.text
+        return _loaded(self.name, self.text, self.place, self.config)
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded(name: str, text: str, place: str, config: str | None) -> Tokenizer:
+    if name == "byte":
+        return ByteTokenizer()
+    if name == "bpe":
+        return load_trained(text, place)
+    if name in RANKED and not text.lstrip().startswith("{"):
+        return load_ranks(name, text, place)
+    return load_fast(text, False, config, place)
 
 
 def keep(tokenizer: object, run: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -38,72 +38,53 @@ class ShardWriter:
         self.bytes: int = before["bytes"]  # of text
         self.counts = np.array(before["counts"], np.int64)  # of each id
         self.entries: list[Entry] = before["shards"]
-        self.file: BinaryIO | None = None
-        if self.entries and "sha256" not in self.entries[-1]:
-            self._reopen()
-
-    @property
-    def tokens(self) -> int:
-        return total(self.entries, "tokens")
+        if path := self._unfinished():
+            length = self.entries[-1]["tokens"] * self.dtype.itemsize
+            if not path.exists() or path.stat().st_size < length:
+                raise RequestError(f"{path} is not all there any more: remove {folder} and start again.")
+            os.truncate(path, length)
 
     def write(self, tokens: NDArray[Any], size: int) -> None:
         """Whole documents of `size` bytes, each with its end of text; a shard may end inside of one."""
         self.bytes += size
         start = 0
         while start < len(tokens):
-            if self.file is None:
-                self._open()
+            if not self._unfinished():
+                name = f"{self.split}-{len(self.entries):05d}.bin"
+                self.entries.append({"file": name, "tokens": 0, "documents": 0})
             room = min(AT_ONCE, SHARD_TOKENS - self.entries[-1]["tokens"])
             self._append(tokens[start : start + room])
             start += room
             if self.entries[-1]["tokens"] == SHARD_TOKENS:
-                self._finish()
+                self.close()
 
     def sync(self) -> dict[str, Any]:
         """Everything so far on the disk, and the state that goes on from there, as plain JSON values."""
-        if self.file is not None:
-            self.file.flush()
-            os.fsync(self.file.fileno())
+        if path := self._unfinished():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         return {"bytes": self.bytes, "shards": self.entries, "counts": self.counts.tolist()}
 
     def close(self) -> list[Entry]:
         """Flushes to the disk."""
-        if self.file is not None:
-            self._finish()
+        if path := self._unfinished():
+            self.sync()
+            self.entries[-1] |= {"sha256": _sha256(path), "edges": _edges(path)}
         return self.entries
 
-    def _open(self) -> None:
-        name = f"{self.split}-{len(self.entries):05d}.bin"
-        self.file = (self.folder / name).open("wb")
-        self.digest = hashlib.sha256()
-        self.entries.append({"file": name, "tokens": 0, "documents": 0})
-
-    def _reopen(self) -> None:
-        path, length = self.folder / self.entries[-1]["file"], self.entries[-1]["tokens"] * self.dtype.itemsize
-        if not path.exists() or path.stat().st_size < length:
-            raise RequestError(f"{path} is not all there any more: remove {self.folder} and start again.")
-        os.truncate(path, length)
-        with path.open("rb") as file:
-            self.digest = hashlib.file_digest(file, "sha256")
-        self.file = path.open("ab")
+    def _unfinished(self) -> Path | None:
+        """The last shard, if it is to grow."""
+        growing = self.entries and "sha256" not in self.entries[-1]
+        return self.folder / self.entries[-1]["file"] if growing else None
 
     def _append(self, tokens: NDArray[Any]) -> None:
-        assert self.file is not None
-        data = tokens.astype(self.dtype).tobytes()
-        self.file.write(data)
-        self.digest.update(data)
-        self.entries[-1]["tokens"] += len(tokens)
+        entry = self.entries[-1]
+        with (self.folder / entry["file"]).open("ab" if entry["tokens"] else "wb") as file:
+            file.write(tokens.astype(self.dtype).tobytes())
         counts = np.bincount(tokens, minlength=len(self.counts))
         self.counts += counts
-        self.entries[-1]["documents"] += int(counts[self.eot])
-
-    def _finish(self) -> None:
-        assert self.file is not None
-        self.sync()
-        self.file.close()
-        self.file = None
-        entry = self.entries[-1]
-        entry |= {"sha256": self.digest.hexdigest(), "edges": _edges(self.folder / entry["file"])}
+        entry["tokens"] += len(tokens)
+        entry["documents"] += int(counts[self.eot])
 
 
 def _edges(path: Path) -> str:
@@ -132,10 +113,10 @@ def flaws(folder: Path) -> list[str]:
     try:
         manifest = read_manifest(folder)
         for entry in manifest["train"]["shards"] + manifest["validation"]["shards"]:
-            what = _flaw(folder, entry, manifest["dtype"])
-            if what is None and _sha256(folder / entry["file"]) != entry["sha256"]:
-                what = f"{entry['file']} has another checksum than when it was written"
-            found += [what] if what else []
+            if what := _flaw(folder, entry, manifest["dtype"]):
+                found.append(what)
+            elif _sha256(folder / entry["file"]) != entry["sha256"]:
+                found.append(f"{entry['file']} has another checksum than when it was written")
         made = manifest["tokenizer"]
         if made["file"] and _sha256(folder / made["file"]) != made["hash"]:
             found.append(f"{made['file']} is not the one the tokens were made with")
@@ -202,7 +183,7 @@ class TokenWindows:
         """The windows of the given numbers: (n, seq_len + 1). All those inside one shard are copied at once."""
         length = self.seq_len + 1
         if not self.windows:
-            return np.tile(np.resize(self._stretch(0, self.tokens), length), (len(index), 1))
+            return np.tile(self._gather(np.arange(length) % self.tokens), (len(index), 1))
         out = np.empty((len(index), length), np.int64)
         begin = index * self.seq_len
         shard = np.searchsorted(self.starts, begin, "right") - 1
@@ -212,17 +193,13 @@ class TokenWindows:
             if here.all():
                 return self.stretches[s][begin - self.starts[s]].astype(np.int64)
             out[here] = self.stretches[s][begin[here] - self.starts[s]]
-        for i in np.flatnonzero(~inside):
-            out[i] = self._stretch(int(begin[i]), length)
+        if not inside.all():
+            out[~inside] = self._gather(begin[~inside, None] + np.arange(length))
         return out
 
-    def _stretch(self, start: int, length: int) -> NDArray[np.int64]:
-        """Tokens start to start + length - 1, over as many shards as they lie in."""
-        parts = []
-        shard = int(np.searchsorted(self.starts, start, "right")) - 1
-        while length:
-            begin = start - int(self.starts[shard])
-            part = self.shards[shard][begin : begin + length]
-            parts.append(part)
-            start, length, shard = start + len(part), length - len(part), shard + 1
-        return np.concatenate(parts).astype(np.int64)
+    def _gather(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The tokens at any places, one by one."""
+        shard, out = np.searchsorted(self.starts, places, "right") - 1, np.empty_like(places)
+        for s in np.flatnonzero(np.bincount(shard.ravel())):
+            out[shard == s] = self.shards[int(s)][places[shard == s] - self.starts[s]]
+        return out

@@ -6,7 +6,6 @@ never stopped.
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import sys
@@ -14,11 +13,13 @@ import sysconfig
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Data
+from abovemup.config.site import site
 from abovemup.data.readers import SUFFIXES, BadRecords, Numbered, existing, read_documents
 
 # Tests, tables (a fifth of the bytes) and programs that are not the library.
@@ -30,14 +31,12 @@ BATCH, BATCH_BYTES = 256, 2**20  # a long document may be more
 RACY = 2.0  # seconds: a file changed this recently could change again without a new time stamp
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     path: Path
     name: str  # relative, with slashes: the same on every machine
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     data: bytes  # UTF-8, or the bytes of a .txt as they are
     key: int  # 64 bits that decide its split: a hash of the name (source code) or of the text (data.path)
 
@@ -88,46 +87,45 @@ class Files:
             return read_documents(self.files[file].path, self.column, bad, record)
 
         names = [file.name.encode() for file in self.files] if self.key_by_name else None
-        return numbered_batches(read, len(self.files), start or {}, names)
+        return numbered_batches(read, len(self.files), start, {}, names)
 
 
 def numbered_batches(
-    read: Callable[[int, int], Numbered], files: int, start: Place, names: list[bytes] | None = None
+    read: Callable[[int, int], Numbered],
+    files: int,
+    start: Place | None,
+    about: Place,
+    names: list[bytes] | None = None,
 ) -> Batches:
-    """Batches of `files` files, whose documents after a record `read(file, record)` gives."""
-    at = {"file": 0, "record": 0} | start
+    """Batches of the documents that are not blank, about BATCH of them or BATCH_BYTES at once.
 
-    def documents() -> Iterator[Document]:
-        for file in range(at["file"], files):
-            for record, data in read(file, at["record"] if file == at["file"] else 0):
-                at.update(file=file, record=record)
-                yield Document(data, hash64(names[file] if names else data))
-
-    return batched(documents(), at.copy)
+    `read(file, record)` gives those of a file after a record, `about` is what else a place holds, `names` are hashed in
+    place of the texts.
+    """
+    at = {"file": 0, "record": 0} | about | (start or {})
+    batch, size, first = [], 0, at["file"]
+    for file in range(first, files):
+        for record, data in read(file, at["record"] if file == first else 0):
+            at |= {"file": file, "record": record}
+            if not data.strip():
+                continue
+            batch.append(Document(data, hash64(names[file] if names else data)))
+            size += len(data)
+            if len(batch) == BATCH or size >= BATCH_BYTES:
+                yield batch, at.copy()
+                batch, size = [], 0
+    if batch:
+        yield batch, at.copy()
 
 
 def hash64(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
-def batched(documents: Iterator[Document], place: Callable[[], Place]) -> Batches:
-    """The documents that are not blank, about BATCH of them or BATCH_BYTES at once; `place()` is where they end."""
-    batch, size = [], 0
-    for document in documents:
-        if document.data.strip():
-            batch.append(document)
-            size += len(document.data)
-            if len(batch) == BATCH or size >= BATCH_BYTES:
-                yield batch, place()
-                batch, size = [], 0
-    if batch:
-        yield batch, place()
-
-
 def cache_folder() -> Path:
     """Raises RequestError for the home of nobody."""
     try:
-        return Path(os.environ.get("ABOVEMUP_CACHE") or "~/.cache/abovemup").expanduser()
+        return Path(os.environ.get("ABOVEMUP_CACHE") or site().cache or "~/.cache/abovemup").expanduser()
     except RuntimeError as error:
         raise RequestError(f"no folder for prepared data: {error} Set ABOVEMUP_CACHE to a folder.") from error
 
@@ -144,33 +142,21 @@ def find_source(data: Data) -> Source:
         from abovemup.data.hub import Hub
 
         return Hub(data)
-    files = _python_files(Path(sysconfig.get_paths()["stdlib"]), "")
-    title = f"the standard library of Python {sys.version.split()[0]}"
+    title, place = f"the standard library of Python {sys.version.split()[0]}", sysconfig.get_paths()["stdlib"]
+    roots = {"": Path(place)}
     if data.name == "python":
-        files += _torch_files()
+        roots["torch/"] = Path(str(distribution("torch").locate_file("torch")))  # without importing it
         title += " and the sources of torch"
-    place = sysconfig.get_paths()["stdlib"]
+    found = ((prefix, root, name) for prefix, root in roots.items() for name in _walk(root, NOT_LIBRARY))
+    files = [File(root / name, prefix + name) for prefix, root, name in found if name.endswith(".py")]
     return Files(data.name, title, files, place, key_by_name=True, column="")
-
-
-def _python_files(root: Path, prefix: str) -> list[File]:
-    names = [name for name in _walk(root, NOT_LIBRARY) if name.endswith(".py")]
-    return [File(root / name, prefix + name) for name in names]
-
-
-def _torch_files() -> list[File]:
-    spec = importlib.util.find_spec("torch")  # finds the folder without importing torch
-    if spec is None or spec.origin is None:
-        raise RequestError("data=python reads the sources of the installed torch, and torch is not installed")
-    return _python_files(Path(spec.origin).parent, "torch/")
 
 
 def _user_files(data: Data) -> Source:
     if not data.path:
         raise RequestError("data=text needs data.path=: a file or a folder of " + ", ".join(SUFFIXES))
     root = existing("data.path", data.path)
-    names = [root.name] if root.is_file() else _walk(root)
-    parent = root.parent if root.is_file() else root
+    parent, names = (root.parent, [root.name]) if root.is_file() else (root, _walk(root))
     # Pipes and devices are no text; a link to nothing is refused when it is read.
     names = [name for name in names if os.path.isfile(parent / name) or not os.path.exists(parent / name)]
     files = [File(parent / name, name) for name in names if name.lower().endswith(SUFFIXES)]

@@ -1,9 +1,10 @@
 """Text to ids and back. A special token's string inside a text is text; end of text is only ever appended by us."""
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,25 +16,6 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 CHUNK = 2**16  # characters of a piece of a long text
 PIECES = 64  # encoded at once
-
-
-class Coder(Protocol):
-    """Text to ids and back, for `generate`; a Tokenizer, or the synthetic source."""
-
-    size: int  # ids are below it
-    eot: int
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Iterable[int]) -> str: ...
-
-
-class Tokenizer(Coder, Protocol):
-    def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
-        """The ids of each document, without end of text."""
-
-    def count_bytes(self, rows: NDArray[np.int64]) -> int:
-        """Bytes of the text that rows of ids (n, length) stand for; an end of text has none."""
 
 
 class ByteTokenizer:
@@ -48,7 +30,7 @@ class ByteTokenizer:
         return int((rows != self.eot).sum())
 
     def encode(self, text: str) -> list[int]:
-        return list(text.encode("utf-8", "replace"))
+        return _ids(self, text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """End of text is shown by name; bytes that are no character, and ids of padded rows, as U+FFFD."""
@@ -91,8 +73,7 @@ class FastTokenizer:
         return sum(len(self.decode(i for i in row if i != self.eot).encode()) for row in rows.tolist())
 
     def encode(self, text: str) -> list[int]:
-        clean = text.encode("utf-8", "replace").decode()
-        return list(self.inner.encode(clean, add_special_tokens=False).ids)
+        return _ids(self, text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Special tokens are shown; ids of padded rows, which stand for nothing, as U+FFFD."""
@@ -108,24 +89,31 @@ class TiktokenTokenizer:
         self.lengths[eot] = 0
 
     def encode_documents(self, documents: list[bytes]) -> list[NDArray[np.uint32]]:
-        return [self._ids(document.decode("utf-8", "replace")) for document in documents]
-
-    def _ids(self, text: str) -> NDArray[np.uint32]:
         """With no special token allowed and none refused, their strings are text."""
-        pieces = cut_text(text, longest=2 * CHUNK)
-        return np.concatenate([self.inner.encode_to_numpy(piece, disallowed_special=()) for piece in pieces])
+        encode = functools.partial(self.inner.encode_to_numpy, disallowed_special=())
+        texts = (document.decode("utf-8", "replace") for document in documents)
+        return [np.concatenate([encode(piece) for piece in cut_text(text, longest=2 * CHUNK)]) for text in texts]
 
     def count_bytes(self, rows: NDArray[np.int64]) -> int:
         return int(self.lengths[rows].sum())
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._ids(text.encode("utf-8", "replace").decode()).tolist()
-        return ids
+        return _ids(self, text)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Special tokens are shown; ids of padded rows, which stand for nothing, as U+FFFD."""
         parts = (self.inner.decode_single_token_bytes(i) if i < self.size else b"\xff" for i in ids)
         return b"".join(parts).decode("utf-8", "replace")
+
+
+# `encode_documents` gives the ids of each document, without end of text; `count_bytes` the bytes of the text that rows
+# of ids (n, length) stand for, an end of text having none. Ids are below `size`.
+Tokenizer = ByteTokenizer | FastTokenizer | TiktokenTokenizer
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    ids: list[int] = tokenizer.encode_documents([text.encode("utf-8", "replace")])[0].tolist()
+    return ids
 
 
 def cut_text(text: str, longest: int = 10**12) -> Iterator[str]:

@@ -5,7 +5,8 @@ window from each of 200 documents and then others at random, as long as no docum
 tokens. The choice depends on the split and the sizes asked, never on a seed.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,7 @@ DOCUMENTS = 200
 SHARE = 0.02
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     windows: NDArray[np.int64]  # numbers, ascending
     documents: int  # that have a token among the targets
     largest: float  # the greatest share of one document
@@ -29,45 +29,35 @@ def choose_windows(stream: TokenWindows, eot: int, tokens: int) -> Choice:
 
     A split whose documents are too few for the 2 % gives the smallest share, in doublings, that fills the set.
     """
-    wanted = max(1, min(tokens // stream.seq_len, stream.windows))
+    found = [np.flatnonzero(shard == eot) + start for shard, start in zip(stream.shards, stream.starts, strict=False)]
+    ends = np.concatenate(found).astype(np.int64)  # token p belongs to document searchsorted(ends, p)
     if not stream.windows:
-        return Choice(np.zeros(1, np.int64), int(_ends(stream, eot).size), 1.0)
-    ends = _ends(stream, eot)
+        return Choice(np.zeros(1, np.int64), ends.size, 1.0)
+    wanted = max(1, min(tokens // stream.seq_len, stream.windows))
     starts = np.arange(stream.windows, dtype=np.int64) * stream.seq_len + 1
     first = np.searchsorted(ends, starts)
     last = np.searchsorted(ends, starts + stream.seq_len - 1)
     order = permute(np.arange(stream.windows, dtype=np.int64), stream.windows, 0)
 
     chosen: list[int] = []
-    weight: dict[int, int] = {}  # target tokens of each document so far
+    weight = Counter[int]()  # target tokens of each document so far
     limit = max(SHARE * wanted * stream.seq_len, stream.seq_len)
 
-    def shares(w: int) -> dict[int, int]:
-        cuts = [starts[w], *(ends[first[w] : last[w]] + 1), starts[w] + stream.seq_len]
-        return {int(first[w]) + k: int(n) for k, n in enumerate(np.diff(cuts))}
-
     def take(w: int, needs_new: bool) -> bool:
-        parts = shares(w)
+        if len(chosen) == wanted or (needs_new and len(weight) >= DOCUMENTS):
+            return False
+        cuts = [starts[w], *(ends[first[w] : last[w]] + 1), starts[w] + stream.seq_len]
+        parts = dict(enumerate(np.diff(cuts).tolist(), start=int(first[w])))
         if needs_new and all(document in weight for document in parts):
             return False
-        if any(weight.get(document, 0) + n > limit for document, n in parts.items()):
+        if any(weight[document] + n > limit for document, n in parts.items()):
             return False
         chosen.append(w)
-        for document, n in parts.items():
-            weight[document] = weight.get(document, 0) + n
+        weight.update(parts)
         return True
 
-    rest = []
-    for w in map(int, order):
-        if len(chosen) == wanted or len(weight) >= DOCUMENTS or not take(w, needs_new=True):
-            rest.append(w)
+    rest = [w for w in order.tolist() if not take(w, needs_new=True)]
     while len(chosen) < wanted:
-        rest = [w for w in rest if len(chosen) == wanted or not take(w, needs_new=False)]
+        rest = [w for w in rest if not take(w, needs_new=False)]
         limit *= 2
     return Choice(np.sort(np.array(chosen, np.int64)), len(weight), max(weight.values()) / (wanted * stream.seq_len))
-
-
-def _ends(stream: TokenWindows, eot: int) -> NDArray[np.int64]:
-    """Places of the ends of text, ascending: token p belongs to document searchsorted(ends, p)."""
-    found = [np.flatnonzero(shard == eot) + start for shard, start in zip(stream.shards, stream.starts, strict=False)]
-    return np.concatenate(found).astype(np.int64)

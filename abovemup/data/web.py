@@ -36,14 +36,14 @@ class NemotronCC:
     name, title, local = "nemotron_cc", "Nemotron-CC", False
 
     def __init__(self, data: Data) -> None:
-        chosen = {asked: fnmatch.filter(PARTS, asked) for asked in (data.subset or "*").replace(" ", "").split(",")}
-        for asked, parts in chosen.items():
-            if not parts:
+        chosen: set[str] = set()
+        for asked in (data.subset or "*").replace(" ", "").split(","):
+            if not (parts := fnmatch.filter(PARTS, asked)):
                 raise RequestError(f"data.subset={asked} is no part of Nemotron-CC; it has {', '.join(PARTS)}")
-        self.parts = sorted({part for parts in chosen.values() for part in parts})
-        web = (data.url or "").startswith(("http://", "https://"))
-        self.folder = None if web else existing("data.url", data.url or "")
-        self.place = str(self.folder or f"{(data.url or '').rstrip('/')}/")
+            chosen.update(parts)
+        self.parts, url = sorted(chosen), data.url or ""
+        self.folder = None if url.startswith(("http://", "https://")) else existing("data.url", url)
+        self.place = str(self.folder or f"{url.rstrip('/')}/")
         self.column = data.column
         self.found: dict[str, Any] = {}
 
@@ -71,7 +71,7 @@ class NemotronCC:
                 chunks = download(client, self.place + paths[file])
                 return json_lines(chunks, ".zstd", self.place + paths[file], self.column, bad, record)
 
-            yield from numbered_batches(read, len(paths), start or {"list": version})
+            yield from numbered_batches(read, len(paths), start, {"list": version})
 
     def _list(self, client: "httpx.Client") -> bytes:
         import httpx

@@ -31,9 +31,8 @@ class Row:
     metric: str  # forward, dependency or update
     value: float  # in RMS units; head and model: the largest difference of two logits; logits: |scale q.k|
     exact: bool = True  # else an upper bound
-    in_norm: bool = (
-        True  # a norm (or that inputs are ids) makes the maximum exist; else it is conditional on RMS(x) = 1
-    )
+    # A norm (or that inputs are ids) makes the maximum exist; else it is conditional on RMS(x) = 1.
+    in_norm: bool = True
     input_rms: float | None = None  # the largest one measured, where the value is conditional
 
 

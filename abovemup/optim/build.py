@@ -15,19 +15,24 @@ from abovemup.config.schema import Optimizer as Options
 from abovemup.optim.composite import Composite
 from abovemup.optim.control import attach
 from abovemup.optim.routing import ADAM, Route
+from abovemup.optim.sharded import Owners, complete
 from abovemup.optim.steepest import SteepestDescent
 
 Group = dict[str, Any]
 
 
 def build_optimizer(
-    named_parameters: Mapping[str, Parameter], routes: Sequence[Route], experiment: Experiment
+    named_parameters: Mapping[str, Parameter],
+    routes: Sequence[Route],
+    experiment: Experiment,
+    owners: Owners | None = None,
 ) -> Optimizer:
     """The optimizer of a routing table: SteepestDescent, torch's AdamW, both as a Composite, or the user's own.
 
     A group has `name` (its role; a second group of a role gets a number), `names` (of its `params`, in their order),
     `lr` and `initial_lr`, and where its weight decay is norm control, the Route that says how as `control`. Adam's
-    decay is decoupled, as everywhere here; without decay AdamW is Adam, bit for bit.
+    decay is decoupled, as everywhere here; without decay AdamW is Adam, bit for bit. With `owners` several ranks step
+    together, whatever the optimizer.
 
     Raises ValueError when routes and parameters are not one to one (a name for a tensor that another name has
     brought already may be left out), RequestError for an `optimizer.target` that cannot be imported or constructed.
@@ -37,7 +42,7 @@ def build_optimizer(
     tables = group_routes(routes)
     if options.target is not None:
         own = [base(n, rs, named_parameters, options) | own_options(rs[0], options) for n, rs in tables.items()]
-        return users_own(options.target, own, options)
+        return ranked(users_own(options.target, own, options), owners)
     adam: list[Group] = []
     steepest: list[Group] = []
     for name, members in tables.items():
@@ -46,11 +51,18 @@ def build_optimizer(
             adam.append(group | adam_options(members[0], options))
         else:
             steepest.append(group | steepest_options(members[0], options))
-    parts: list[Optimizer] = [SteepestDescent(steepest, lr=options.lr)] if steepest else []
+    parts: list[Optimizer] = [SteepestDescent(steepest, lr=options.lr, owners=owners)] if steepest else []
     parts += [AdamW(adam, lr=options.lr)] if adam else []
-    optimizer = parts[0] if len(parts) == 1 else Composite(parts)
+    optimizer = ranked(parts[0] if len(parts) == 1 else Composite(parts), owners)
     if any("control" in group for group in optimizer.param_groups):
         attach(optimizer)
+    return optimizer
+
+
+def ranked(optimizer: Optimizer, owners: Owners | None) -> Optimizer:
+    """All ranks step the same parameters."""
+    if owners is not None:
+        optimizer.register_step_pre_hook(complete)
     return optimizer
 
 

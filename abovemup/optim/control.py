@@ -26,6 +26,7 @@ from abovemup.geometry.control import Limit, clip
 from abovemup.geometry.norms import NORMS
 from abovemup.geometry.parameterization import largest_step
 from abovemup.optim.routing import Route
+from abovemup.optim.sharded import like, whole
 from abovemup.optim.steepest import stack, stacks, step_shape
 
 
@@ -46,10 +47,10 @@ def _control(kind: str, optimizer: Optimizer, *_: Any) -> None:
         params: list[Tensor] = [p for p in group["params"] if p.grad is not None]
         for members in stacks(params):
             first = params[members[0]]
-            W = stack([params[i] for i in members], step_shape(first, ball))
+            W = stack([whole(params[i]) for i in members], step_shape(first.shape, ball))
             clipped = clip(ball, W, _limit(route, group["lr"], first.shape), top1)
             for i, w in zip(members, clipped, strict=True):
-                params[i].copy_(w.view_as(params[i]))
+                params[i].copy_(like(params[i], w.view(params[i].shape)))
 
 
 def _limit(route: Route, lr: float, shape: Sequence[int]) -> Limit:

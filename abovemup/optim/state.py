@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from abovemup.config.errors import RequestError
 from abovemup.optim.composite import Composite
 from abovemup.optim.routing import ADAM
+from abovemup.optim.sharded import like
 from abovemup.optim.steepest import SteepestDescent
 
 PLAIN = (bool, int, float, complex, str, type(None))
@@ -60,7 +61,7 @@ def load_state_by_name(optimizer: Optimizer, state: Mapping[str, State]) -> None
         if blank is None:
             loaded = {key: _copy_to(p, value) for key, value in state[name].items()}
         else:
-            loaded = {key: start.copy_(state[name][key]) for key, start in blank.items()}
+            loaded = {key: start.copy_(like(start, state[name][key])) for key, start in blank.items()}
         optimizer.state.pop(p, None)
         if loaded:
             optimizer.state[p] = loaded
@@ -98,4 +99,5 @@ def _copy_to(p: Tensor, value: Any) -> Any:
     """A copy beside the parameter; scalars (a step count) stay where they are."""
     if not isinstance(value, Tensor):
         return value
-    return value.detach().clone().to(p.device) if value.ndim > 0 else value.detach().clone()
+    copied = value.detach().clone()
+    return like(p, copied.to(p.device)) if value.shape == p.shape else copied.to(p.device) if value.ndim else copied

@@ -1,6 +1,7 @@
 """One optimizer for Scion, Muon, SignSGD and "Above MuP": steepest descent in the norm of each group's table row."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from abovemup.geometry.msign import METHODS, msign
 from abovemup.geometry.norms import NORMS, NormBall
+from abovemup.optim.sharded import Owners, local
 
 # Matrices of one shape go through msign together, up to this many elements: a stack is a copy.
 STACK = 2**24
@@ -37,6 +39,8 @@ class SteepestDescent(torch.optim.Optimizer):
     A parameter without a gradient is left alone, state included; one whose gradient is zero decays and follows its
     momentum. Raises ValueError for options out of range, an unknown norm, or a norm of matrices on a vector.
 
+    With `owners` the ranks divide the steps that need whole matrices among them (`optim.sharded`).
+
     "Above MuP" part 3 (the dual of each role), Scion (arXiv 2502.07529), Muon (Keller Jordan).
     """
 
@@ -54,11 +58,13 @@ class SteepestDescent(torch.optim.Optimizer):
         msign_steps: int = 5,
         msign_dtype: str = "float32",
         absent_rows_rest: bool = False,
+        owners: Owners | None = None,
     ):
         options: Group = {"lr": lr, "norm": norm, "scale": scale, "momentum": momentum, "nesterov": nesterov}
         options |= {"weight_decay": weight_decay, "eps": eps, "absent_rows_rest": absent_rows_rest}
         options |= {"msign_method": msign_method, "msign_steps": msign_steps, "msign_dtype": msign_dtype}
         super().__init__(params, options)
+        self.owners = owners
 
     def add_param_group(self, param_group: Group) -> None:
         super().add_param_group(param_group)
@@ -72,47 +78,78 @@ class SteepestDescent(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """One step of every parameter that has a gradient. Returns what `closure`, when given, returns."""
         loss = torch.enable_grad()(closure)() if closure else None
+        shared: list[tuple[Group, Tensor, Tensor]] = []
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._step_group(group, params)
+            if not params:
+                continue
+            weights, moments = [local(p) for p in params], self._moments(group, params)
+            if group["weight_decay"] != 0:
+                torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+            if self.owners is not None and self.owners.needs(NORMS[group["norm"]]):
+                shared += [(group, p, m) for p, m in zip(params, moments, strict=True)]
+            else:
+                self._step_group(group, weights, moments)
+        if self.owners is not None and shared:
+            self._step_shared(self.owners, shared)
         return loss
 
-    def _step_group(self, group: Group, params: list[Tensor]) -> None:
-        ball = NORMS[group["norm"]]
-        moments = self._moments(group, params)
-        if group["weight_decay"] != 0:
-            torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        for members in stacks(params):
-            shape = step_shape(params[members[0]], ball)
-            directions = ball.direction(
-                stack([moments[i] for i in members], shape),
-                lambda G: msign(G, group["msign_method"], group["msign_steps"], getattr(torch, group["msign_dtype"])),
-                group["eps"],
-            )
-            # The ball's radius goes into the step size: one rounding fewer, as torch.optim.Muon does it.
+    def _step_group(self, group: Group, weights: list[Tensor], moments: list[Tensor]) -> None:
+        for members in stacks(weights):
+            shape = step_shape(weights[members[0]].shape, NORMS[group["norm"]])
+            directions = self._directions(group, [moments[i] for i in members], shape)
             torch._foreach_add_(
-                [params[i] for i in members],
-                [direction.view_as(params[i]) for i, direction in zip(members, directions.unbind(), strict=True)],
-                alpha=-(group["lr"] * group["scale"] * ball.radius(shape)),
+                [weights[i] for i in members],
+                [direction.view_as(weights[i]) for i, direction in zip(members, directions.unbind(), strict=True)],
+                alpha=-step_size(group, shape),
             )
+
+    def _step_shared(self, owners: Owners, shared: list[tuple[Group, Tensor, Tensor]]) -> None:
+        """Of all groups together, since each exchange has a price of its own."""
+        groups, params, moments = zip(*shared, strict=True)
+
+        def direct(mine: list[int], tensors: list[Tensor]) -> list[Tensor]:
+            found: dict[int, Tensor] = {}
+            for group in self.param_groups:
+                own = [k for k, i in enumerate(mine) if groups[i] is group]
+                for members in stacks([tensors[k] for k in own]):
+                    stacked = [tensors[own[m]] for m in members]
+                    shape = step_shape(stacked[0].shape, NORMS[group["norm"]])
+                    found |= zip([own[m] for m in members], self._directions(group, stacked, shape), strict=True)
+            return [found[k] for k in range(len(mine))]
+
+        directions = owners.steps([p.shape for p in params], list(moments), direct)
+        for group, p, direction in zip(groups, params, directions, strict=True):
+            local(p).add_(direction, alpha=-step_size(group, step_shape(p.shape, NORMS[group["norm"]])))
+
+    def _directions(self, group: Group, moments: list[Tensor], shape: tuple[int, ...]) -> Tensor:
+        return NORMS[group["norm"]].direction(
+            stack(moments, shape),
+            lambda G: msign(G, group["msign_method"], group["msign_steps"], getattr(torch, group["msign_dtype"])),
+            group["eps"],
+        )
 
     def _moments(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         """What each step is taken along; updates the momentum buffers, which are made at the first gradient."""
-        grads = [p.grad for p in params if p.grad is not None]
+        grads = [local(p.grad) for p in params if p.grad is not None]
         mu = group["momentum"]
         if mu == 0:
             return grads
         for p in params:
             if "momentum_buffer" not in self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        moments = [self.state[p]["momentum_buffer"] for p in params]
+        moments = [local(self.state[p]["momentum_buffer"]) for p in params]
         torch._foreach_lerp_(moments, grads, 1 - mu)
         if group["nesterov"]:
             moments = list(torch._foreach_lerp(grads, moments, mu))
         if group["absent_rows_rest"]:
             moments = [m * (g != 0).any(-1, keepdim=True) for m, g in zip(moments, grads, strict=True)]
         return moments
+
+
+def step_size(group: Group, shape: tuple[int, ...]) -> float:
+    """With the ball's radius in it: one rounding fewer than in the direction, as torch.optim.Muon does it."""
+    return float(group["lr"] * group["scale"] * NORMS[group["norm"]].radius(shape))
 
 
 def stacks(params: list[Tensor]) -> Iterator[list[int]]:
@@ -127,9 +164,9 @@ def stacks(params: list[Tensor]) -> Iterator[list[int]]:
             yield members[first : first + count]
 
 
-def step_shape(p: Tensor, ball: NormBall) -> tuple[int, ...]:
+def step_shape(shape: Sequence[int], ball: NormBall) -> tuple[int, ...]:
     """The shape in which a ball sees a parameter: a norm of vectors sees all its entries in a row."""
-    return tuple(p.shape) if ball.ndim == 2 else (p.numel(),)
+    return tuple(shape) if ball.ndim == 2 else (prod(shape),)
 
 
 def stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:

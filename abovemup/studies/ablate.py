@@ -1,153 +1,163 @@
-"""An ablation: a YAML file that says what is compared over which sizes, the runs that follow, and what they say."""
+"""An ablation: a YAML file that says what is compared, and over what the optimum should stay; the runs that follow."""
 
-import csv
-import itertools
-import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from abovemup.config.cadence import parse_tokens
 from abovemup.config.compose import compose
-from abovemup.config.conf import conf_dir
+from abovemup.config.conf import defaults
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
-from abovemup.config.keys import did_you_mean
+from abovemup.config.numbers import parse_float
+from abovemup.config.schema import Experiment
 from abovemup.config.values import shown
-from abovemup.studies.axes import Axes, grid, typed, values
-from abovemup.studies.board import look
-from abovemup.studies.cells import Cell, Result, cell
-from abovemup.studies.transfer import Curve, by_arm, draw, drift, row, sentence
-from abovemup.tracking.summary import write_summary
+from abovemup.studies import budget as budgets
+from abovemup.studies.axes import Axes, Named, Settings, grid, typed, values
+from abovemup.studies.budget import Budget, found, numbers
+from abovemup.studies.cells import Cell, cell
+from abovemup.training.routes import table
 
-_CONDITIONS = ("model", "data", "schedule", "train.tokens")
+OUTPUT = "head/rms_to_inf"
+_BATCH, _TOKENS, _STEPS, _SEEDS = "train.batch_size", "train.tokens", "train.steps", "train.seed,data.seed"
+_EXPECTED = (
+    "question, paper, over (size, tokens or arms), fit (lr, norm or one that is tracked); where they differ from the "
+    "budget's, arms, size (one key), lr (optimizer: grid), batch, tokens, seeds (one key), fixed; budgets (name: these)"
+)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Ablation:
     question: str
-    fixed: dict[str, str]
+    paper: str  # its answer, and where
+    over: str  # what the optimum should stay over; arms: they are compared by their best loss
+    fit: str  # in what the optimum lies: lr, or a norm
+    verdicts: bool
+    fixed: Settings
     axes: Axes
+    named: Named
     arms: list[str]  # axes: every combination is an arm
-    size: str  # an axis; its first value is where one would tune
+    size: str  # an axis, or "": none; its first value is where one would tune
     seeds: str  # an axis
     lr: Axes  # optimizer -> grid; "" is any
+    tokens: list[int]  # horizons, all read from the longest run; none: each run's end
+
+    @property
+    def sizes(self) -> list[str]:
+        return self.axes.get(self.size, [""])
 
 
 @dataclass(frozen=True)
 class Point:
-    """A number that the ablation asks for; several points may share a cell."""
+    """A run that the ablation asks for; several points may share a cell."""
 
     arm: tuple[str, ...]
     size: str
+    batch: int  # tokens a step
     lr: float
     seed: str
+    growth: float | None  # what a step adds to the output norm at most; None: no bound
     cell: Cell
 
 
-def files(config_dir: Path | None) -> dict[str, Path]:
-    """Name -> YAML file, the user's own included. Raises RequestError for one that hides ours."""
-    ours, theirs = (
-        {path.stem: path for path in sorted((folder / "ablation").glob("*.yaml"))} if folder else {}
-        for folder in (conf_dir(), config_dir)
-    )
-    for name in ours.keys() & theirs.keys():
-        raise RequestError(f"{theirs[name]}: the ablation {name} exists already. Give the file another name.")
-    return ours | theirs
-
-
-def load(name: str, overrides: list[str], config_dir: Path | None) -> Ablation:
-    """The ablation with what was typed: a key of an axis replaces it, any other is set in every cell. RequestError."""
-    known = files(config_dir)
-    if name not in known:
-        hint = did_you_mean(name, list(known)) or f" There are: {', '.join(known)}; your own needs --config-dir."
-        raise RequestError(f"no ablation {name}.{hint}")
-    tree = read_yaml(known[name])
+def load(name: str, overrides: list[str], config_dir: Path | None, budget: str = "pocket") -> Ablation:
+    """The ablation at a budget, with what was typed: a key of an axis replaces it, another with several values is one
+    more axis of arms, with one it is set in every cell. RequestError."""
+    file, limits = found("ablation", name, config_dir), budgets.load(budget, config_dir)
     try:
-        sections = [
-            {str(k): values(str(k), v, config_dir) for k, v in tree[part].items()} for part in ("seeds", "size", "arms")
-        ]
-        (seeds,), (size,), arms = sections
-        lr = {str(k): values("optimizer.lr", v) for k, v in tree["lr"].items()}
-        fixed = {str(k): shown(v) for k, v in tree["fixed"].items()}
-        question = str(tree["question"])
-    except (LookupError, AttributeError, ValueError) as error:
-        expected = "question, fixed, arms, size (one key), lr (optimizer: grid), seeds (one key)"
-        raise RequestError(f"{known[name]}: expected {expected}. ({type(error).__name__}: {error})") from error
-    axes = {key: found for section in sections for key, found in section.items()}
-    asked, lengths = typed(overrides), {"train.steps", "train.tokens"}
-    if lengths & asked.keys():  # the file's may be in the other unit
-        fixed = {key: value for key, value in fixed.items() if key not in lengths}
-    for key, value in asked.items():
-        axis = next((axis for axis in axes if key in (axis, *axis.split(","))), None)
-        if key == "optimizer.lr":
-            lr = {"": values(key, value)}
-        elif axis is not None:
-            axes[axis] = values(key, value, config_dir)
-        else:
-            fixed[key] = value
-    if "data" in axes and "data.path" in fixed and "text" not in axes["data"]:
-        axes["data"].append("text")
-    return Ablation(question, fixed, axes, [*arms], size, seeds, lr)
+        ablation = _read(read_yaml(file), limits, config_dir)
+    except (LookupError, AttributeError, ValueError, TypeError) as error:
+        raise RequestError(f"{file}: expected {_EXPECTED}. ({type(error).__name__}: {error})") from error
+    for key, text in typed(overrides).items():
+        _set(ablation, key, values(key, text, config_dir), text)
+    if "data" in ablation.axes and "data.path" in ablation.fixed and "text" not in ablation.axes["data"]:
+        ablation.axes["data"].append("text")
+    if _STEPS in ablation.fixed and len(ablation.axes[_BATCH]) > 1:
+        raise RequestError("train.steps is another horizon at each batch size: set train.tokens, or one batch size.")
+    return ablation
+
+
+def _read(tree: dict[str, Any], budget: Budget, config_dir: Path | None) -> Ablation:
+    own = (tree.get("budgets") or {}).get(budget.name) or {}
+    settings = {**(tree.get("fixed") or {}), **(own.get("fixed") or {})}
+    fixed = budget.fixed | {str(key): shown(value) for key, value in settings.items()}
+    tree = {"seeds": {_SEEDS: budget.seeds}, "size": {}, "arms": {}, "lr": {}, **tree, **own}
+    axes: Axes = {}
+    named: Named = {}
+    for key, given in (pair for part in ("seeds", "size", "arms") for pair in tree[part].items()):
+        if isinstance(given, dict):
+            named[key] = {str(n): {k: shown(v) for k, v in those.items()} for n, those in given.items()}
+        axes[key] = [*given] if key in named else values(key, given, config_dir)
+    batch, tokens = (numbers(tree, key) if key in tree else getattr(budget, key) for key in ("batch", "tokens"))
+    axes.setdefault(_BATCH, [str(n // int(parse_float(fixed["train.seq_len"]))) for n in batch])
+    lr = budget.lr | {str(optimizer): values("optimizer.lr", given) for optimizer, given in tree["lr"].items()}
+    (seeds,), (size,), over = tree["seeds"], tree["size"] or [""], str(tree["over"])
+    if over not in ("size", "tokens", "arms"):
+        raise ValueError(f"over: {over}")
+    return Ablation(
+        str(tree["question"]),
+        str(tree["paper"]),
+        over,
+        OUTPUT if tree["fit"] == "norm" else str(tree["fit"]),
+        budget.verdicts,
+        fixed,
+        axes,
+        named,
+        [*tree["arms"]],
+        size,
+        seeds,
+        lr,
+        [] if _TOKENS in axes else tokens,
+    )
+
+
+def _set(ablation: Ablation, key: str, given: list[str], text: str) -> None:
+    """What was typed for one key. Raises RequestError."""
+    axis = next((axis for axis in ablation.axes if key in (axis, *axis.split(","))), None)
+    if key == "optimizer.lr":
+        ablation.lr = {"": given}
+    elif axis is not None:
+        if axis in ablation.named and (unknown := {*given} - {*ablation.named[axis]}):
+            raise RequestError(f"{key}={min(unknown)}: it is one of {', '.join(ablation.named[axis])}.")
+        ablation.axes[axis] = given
+    elif key == _TOKENS:
+        ablation.tokens = sorted(map(parse_tokens, given))
+    elif len(given) > 1:
+        ablation.axes[key] = given
+        ablation.arms.append(key)
+    else:
+        ablation.fixed[key] = text
+        ablation.tokens = [] if key == _STEPS else ablation.tokens
 
 
 def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
     """Every point: the first seed's whole grid, small sizes first, then the next. RequestError if one is no run."""
-    for at, settings in grid(ablation.axes, ablation.fixed):
+    for at, settings in grid(ablation.axes, ablation.fixed, ablation.named):
         if settings.get("data") not in (None, "text", "shards"):  # the path is for the arm that reads it
             settings.pop("data.path", None)
-        lrs = ablation.lr.get(settings.get("optimizer", ""), ablation.lr.get("", []))
+        if ablation.tokens:
+            settings[_TOKENS] = str(ablation.tokens[-1])
+        name = settings.get("optimizer", defaults()["optimizer"])
+        lrs = ablation.lr.get(name, ablation.lr.get("", []))
         if not lrs:
-            raise RequestError(f"no lr grid for optimizer={settings.get('optimizer')}: set optimizer.lr=log2range(..).")
+            raise RequestError(f"no lr grid for optimizer={name}: set optimizer.lr=log2range(..).")
         for lr in lrs:
             overrides = [f"{key}={value}" for key, value in {**settings, "optimizer.lr": lr}.items()]
-            experiment = compose(overrides, config_dir=config_dir)
-            arm = tuple(at[axis] for axis in ablation.arms)
-            run = cell(experiment, overrides)
-            yield Point(arm, at[ablation.size], experiment.optimizer.lr, at[ablation.seeds], run)
+            e = compose(overrides, config_dir=config_dir)
+            run, arm = cell(e, overrides), tuple(at[axis] for axis in ablation.arms)
+            if len(ablation.tokens) > 1 and not (e.schedule.name == "constant" and run.passed):
+                raise RequestError(
+                    f"{len(ablation.tokens)} horizons are read from one run at schedule=constant, with eval.every=pow2 "
+                    "and norms.every=pow2. A decayed run has one, its end: give one train.tokens, or branch tails off "
+                    "a constant run, abovemup train --branch RUN@TOKENS."
+                )
+            batch, seed = e.train.batch_size * e.train.seq_len, at[ablation.seeds]
+            yield Point(arm, at.get(ablation.size, ""), batch, e.optimizer.lr, seed, _growth(e), run)
 
 
-def curves(ablation: Ablation, asked: list[Point], results: dict[tuple[str, int], Result]) -> list[Curve]:
-    """One for each arm and size; a cell that is not done is nan."""
-    found: list[Curve] = []
-    runs: dict[frozenset[tuple[str, int]], tuple[str, ...]] = {}
-    for arm, size in itertools.product(dict.fromkeys(p.arm for p in asked), ablation.axes[ablation.size]):
-        own = [p for p in asked if (p.arm, p.size) == (arm, size)]
-        lrs, seeds = sorted({p.lr for p in own}), ablation.axes[ablation.seeds]
-        losses = np.full((len(lrs), len(seeds)), math.nan)
-        for p in own:
-            losses[lrs.index(p.lr), seeds.index(p.seed)] = results[p.cell.id].loss
-        first = runs.setdefault(frozenset(p.cell.id for p in own), arm)
-        found.append(Curve(arm, size, np.log2(lrs), losses, None if first == arm else first))
-    return found
-
-
-def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, Any]:
-    """The table and the verdict on what is there so far; writes points.csv, result.json and the figure in `folder`."""
-    cells = {p.cell.id: p.cell for p in asked}
-    results = {id: look(folder, cell) for id, cell in cells.items()}
-    with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
-        lines = csv.writer(file)
-        lines.writerow([*ablation.arms, ablation.size, "lr", "seed", "status", "val_loss", "output_norm", "cell"])
-        for p in asked:
-            r = results[p.cell.id]
-            lines.writerow([*p.arm, p.size, p.lr, p.seed, r.status, r.loss, r.output_norm, p.cell.name])
-    found = curves(ablation, asked, results)
-    draw(found, ablation.size, folder)
-    drifts = [drift(group[0], group[-1]) for group in by_arm(found)]
-    sizes, seeds = ablation.axes[ablation.size], len(ablation.axes[ablation.seeds])
-    said = ", ".join(f"{key}={ablation.fixed[key]}" for key in _CONDITIONS if key in ablation.fixed)
-    out = {
-        "question": ablation.question,
-        "cells": dict(Counter(r.status for r in results.values())),
-        "table": [row(curve) for curve in found],
-        "transfer": drifts,
-        "verdict": sentence(drifts, f"from {ablation.size}={sizes[0]} to {sizes[-1]}"),
-        "conditions": f"{said}, {seeds} seeds; intervals: the middle 95 % of a bootstrap over the seeds, the same for "
-        "every lr and size. With so few seeds that is about the range from seed to seed.",
-    }
-    write_summary(folder / "result.json", out)
-    return out
+def _growth(e: Experiment) -> float | None:
+    """What a step adds to the output norm at most: lr with its factors, where its step has the length of a norm."""
+    heads = [r for r in table(e) if r.role == "head" and r.rule in ("rms_to_inf", "sign")]
+    known = heads and heads[0].optimizer == "steepest_descent"
+    return e.optimizer.lr * heads[0].lr_mult * heads[0].scale if known else None

@@ -14,6 +14,8 @@ from abovemup.config.values import shown
 
 # A key, or several with a comma between them, to the values that it (they all) take in turn.
 Axes = dict[str, list[str]]
+Settings = dict[str, str]
+Named = dict[str, dict[str, Settings]]  # axes whose values are names, each for some settings
 
 _MOST = 10_000  # combinations; composing so many takes minutes
 _MEASURED = {"eval.every": "pow2", "norms.every": "pow2"}  # by a run that serves several horizons
@@ -86,8 +88,8 @@ def _log2range(text: str) -> list[str]:
     return [f"2^{first + i * step:g}" for i in range(count + 1)]
 
 
-def grid(axes: Axes, fixed: dict[str, str]) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Axis to value, and all settings, of every combination; the last axis changes fastest.
+def grid(axes: Axes, fixed: Settings, named: Named | None = None) -> Iterator[tuple[Settings, Settings]]:
+    """Axis to value, and all settings, of every combination; the last axis changes fastest, and wins.
 
     Several horizons are read from one run, which is measured at every power of two unless `fixed` says otherwise. Runs
     are local unless some key of tracking is given: a grid on W&B is asked for. Raises RequestError for far too many.
@@ -100,4 +102,8 @@ def grid(axes: Axes, fixed: dict[str, str]) -> Iterator[tuple[dict[str, str], di
     measured = _MEASURED if len(horizons) > 1 else {}
     for chosen in itertools.product(*axes.values()):
         at = dict(zip(axes, chosen, strict=True))
-        yield at, measured | local | fixed | {key: value for axis, value in at.items() for key in axis.split(",")}
+        settings = measured | local | fixed
+        for axis, value in at.items():
+            own = (named or {}).get(axis)
+            settings |= dict.fromkeys(axis.split(","), value) if own is None else own[value]
+        yield at, settings

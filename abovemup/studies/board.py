@@ -37,9 +37,13 @@ def _error(log: Path) -> str:
 
 
 def announce(study: Path, cells: list[Cell]) -> None:
-    """Write study.json: what was asked for."""
+    """Write study.json: what all who share the folder asked for. Raises RequestError for no place of a study."""
     with alone(study):
-        write_whole(study / "study.json", json.dumps({"cells": [asdict(cell) for cell in cells]}, indent=1) + "\n")
+        known: list[Cell] = []
+        with suppress(RequestError):
+            known = announced(study)
+        both = {cell.id: cell for cell in [*known, *cells]}.values()
+        write_whole(study / "study.json", json.dumps({"cells": [asdict(cell) for cell in both]}, indent=1) + "\n")
 
 
 def alone(study: Path) -> FileLock:
@@ -81,7 +85,7 @@ def rows(study: Path, cells: list[Cell], known: dict[tuple[str, int], Result] | 
     for cell in cells:
         last: Record = {}
         seen = known.get(cell.id)
-        if seen is None and _trained(study / "logs" / f"{cell.name}.lock"):
+        if seen is None and trained(study, cell):
             last = _last(place(study, cell))
             seen = Result("running") if last.get("step", 0) <= cell.steps else None
         if seen is None:
@@ -105,16 +109,18 @@ def best(table: list[dict[str, Any]]) -> dict[str, Any] | None:
     return min((r for r in table if math.isfinite(r["val_loss"])), key=lambda r: float(r["val_loss"]), default=None)
 
 
-def _trained(claim: Path) -> bool:
-    """Whether a study somewhere holds the claim of a cell. (A study that finds it held by this look tries again.)"""
-    try:
-        if claim.exists():
-            with FileLock(claim, blocking=False):
-                pass
-    except Timeout:
-        return True
-    except OSError:  # somebody else's folder
-        pass
+def trained(study: Path, cell: Cell) -> bool:
+    """Whether a study somewhere holds the claim of the cell, or a job without a study its run. (A study that finds it
+    held by this look tries again.)"""
+    for lock in (study / "logs" / f"{cell.name}.lock", study / "runs" / cell.name / ".lock"):
+        try:
+            if lock.exists():
+                with FileLock(lock, blocking=False):
+                    pass
+        except Timeout:
+            return True
+        except OSError:  # somebody else's folder
+            pass
     return False
 
 

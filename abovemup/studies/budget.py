@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from abovemup.config.conf import conf_dir
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
+from abovemup.config.keys import did_you_mean
 from abovemup.config.numbers import parse_float
 from abovemup.config.values import shown
 from abovemup.studies.axes import Axes, values
@@ -24,23 +26,39 @@ class Budget:
     fixed: dict[str, str]
 
 
-def budgets(config_dir: Path | None) -> dict[str, Path]:
-    """Name -> YAML file, the user's own included."""
-    folders = [conf_dir(), *([config_dir] if config_dir else [])]
-    return {path.stem: path for folder in folders for path in sorted((folder / "budget").glob("*.yaml"))}
+def files(kind: str, config_dir: Path | None) -> dict[str, Path]:
+    """Name -> YAML file of a kind (budget, ablation), the user's own included. RequestError for one that hides ours."""
+    ours, theirs = (
+        {path.stem: path for path in sorted((folder / kind).glob("*.yaml"))} if folder else {}
+        for folder in (conf_dir(), config_dir)
+    )
+    for name in ours.keys() & theirs.keys():
+        raise RequestError(f"{theirs[name]}: the {kind} {name} exists already. Give the file another name.")
+    return ours | theirs
+
+
+def found(kind: str, name: str, config_dir: Path | None) -> Path:
+    """Raises RequestError for one that does not exist."""
+    if name in (known := files(kind, config_dir)):
+        return known[name]
+    hint = did_you_mean(name, list(known)) or f" There are: {', '.join(known)}; your own needs --config-dir."
+    raise RequestError(f"no {kind} {name}.{hint}")
+
+
+def numbers(tree: dict[str, Any], key: str) -> list[int]:
+    """Ascending."""
+    return sorted(int(parse_float(n)) for n in values(key, tree[key]))
 
 
 def load(name: str, config_dir: Path | None = None) -> Budget:
     """Raises RequestError for one that does not exist, or lacks something."""
-    known = budgets(config_dir)
-    if name not in known:
-        raise RequestError(f"no budget {name}. There are: {', '.join(known)}.")
+    file = found("budget", name, config_dir)
     try:
-        tree = read_yaml(known[name])
-        tokens, batch = (sorted(int(parse_float(n)) for n in values(key, tree[key])) for key in ("tokens", "batch"))
+        tree = read_yaml(file)
         lr = {str(optimizer): values("optimizer.lr", grid) for optimizer, grid in tree["lr"].items()}
-        fixed = {str(key): shown(value) for key, value in tree["fixed"].items()}
-        return Budget(name, bool(tree["verdicts"]), tokens, batch, lr, values("seeds", tree["seeds"]), fixed)
+        fixed, seeds = {str(key): shown(value) for key, value in tree["fixed"].items()}, values("seeds", tree["seeds"])
+        tokens, batch = numbers(tree, "tokens"), numbers(tree, "batch")
+        return Budget(name, bool(tree["verdicts"]), tokens, batch, lr, seeds, fixed)
     except (LookupError, AttributeError, ValueError, TypeError) as error:
         expected = "verdicts, tokens, batch, lr (optimizer: grid), seeds, fixed"
-        raise RequestError(f"{known[name]}: expected {expected}. ({type(error).__name__}: {error})") from error
+        raise RequestError(f"{file}: expected {expected}. ({type(error).__name__}: {error})") from error

@@ -1,19 +1,51 @@
-"""A cell's process: `abovemup`, asked to stop (it keeps a checkpoint) when the study that started it is gone."""
+"""A cell's process, wherever it was started."""
 
+import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import sys
 import threading
-import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from abovemup.studies.board import look, settings
+from abovemup.studies.cells import Cell, place
 
 
-def watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.kill(os.getpid(), signal.SIGTERM)
+def begin(environment: dict[str, str], *cell: Any) -> NoReturn:
+    """What a process that was just forked makes its own, before it trains."""
+    os.setpgid(0, 0)  # Ctrl-C reaches it through the study, once
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    threading.Thread(target=_end_with_the_study, daemon=True).start()
+    train(*cell)
 
 
-if __name__ == "__main__":
-    threading.Thread(target=watch, args=(int(sys.argv.pop(1)),), daemon=True).start()
+def _end_with_the_study() -> None:
+    study = multiprocessing.parent_process()
+    assert study is not None
+    study.join()
+    os.kill(os.getpid(), signal.SIGTERM)  # it keeps a checkpoint
+
+
+def train(study: Path, cell: Cell, config_dir: Path | None) -> NoReturn:
+    """Train a cell from where it stands, and exit with the code of `abovemup train`. All it says goes to its log."""
+    run, status = place(study, cell), look(study, cell).status
+    command = ["abovemup", "train"] if config_dir is None else ["abovemup", "train", f"--config-dir={config_dir}"]
+    if (run / "config.yaml").is_file() and status in ("unfinished", "failed"):
+        command += [f"--resume={run}", f"train.tokens={cell.tokens}"]
+    else:
+        shutil.rmtree(run, ignore_errors=True)  # damaged, diverged, or ended before its first line
+        command += [*cell.overrides, f"run.dir={run}"]
+        if "train.threads" not in settings(cell):
+            command.append(f"train.threads={cell.threads}")  # whatever the machine has
+    with open(study / "logs" / f"{cell.name}.log", "ab", buffering=0) as log:
+        log.write(f"$ {' '.join(command)}\n".encode())
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    sys.argv = command
     runpy.run_module("abovemup", run_name="__main__")
+    raise AssertionError("it exits")

@@ -182,22 +182,16 @@ def activations(model: Llama, tokens: Tensor) -> tuple[dict[str, Tensor], dict[s
     each module; the largest |scale q.k| of each attention. Without padded logits."""
     arrives: dict[str, Tensor] = {}
     gives: dict[str, Tensor] = {}
+    names = {module: name for name, module in model.named_modules()}
 
-    def keep(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
-            arrives[name], gives[name] = args[0].detach().float(), result.detach().float()
+    def keep(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> None:
+        arrives[names[module]], gives[names[module]] = args[0].detach().float(), result.detach().float()
 
-        return hook
-
-    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
-    try:
+    with nn.modules.module.register_module_forward_hook(keep):
         model(tokens)
-    finally:
-        for handle in handles:
-            handle.remove()
     outputs, logits = {}, {}
     seen = document_mask(tokens, -1 if model.eot is None else model.eot)
-    for name, module in model.named_modules():
+    for module, name in names.items():
         if type(module) in SHOWN:
             outputs[name + SHOWN[type(module)]] = gives[name][..., : model.ids] if name == "head" else gives[name]
         if isinstance(module, FeedForward):

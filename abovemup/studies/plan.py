@@ -1,8 +1,6 @@
 """What a study would take, before it starts: a few steps of its smallest and its largest cell are timed, on noise."""
 
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,16 +18,15 @@ from abovemup.studies.pool import Pool, ends
 from abovemup.training.device import placed
 from abovemup.training.trainer import Trainer
 
-_IMPORTS = "import hydra, abovemup.training.run"  # nearly all that a process does before it trains
+_START = 0.5  # seconds that a small cell takes before its first step, in a process that was forked for it
 
 
 def plan(pool: Pool, cells: list[Cell]) -> dict[str, Any]:
     """Counts of cells and of what is left: runs, tokens, minutes, and bytes of checkpoints of all."""
     runs = ends(cells)
     left = [cell for cell in runs if pool.due(cell)]
-    start = _timed(lambda: subprocess.run([sys.executable, "-c", _IMPORTS], check=True), 1) if left else 0
     for cell in {min(left, key=lambda c: c.cost), max(left, key=lambda c: c.cost)} if left else ():
-        pool.seconds[cell.cost] = seconds(compose(list(cell.overrides), config_dir=pool.config_dir)) + start
+        pool.seconds[cell.cost] = seconds(compose(list(cell.overrides), config_dir=pool.config_dir)) + _START
     done = sum(look(pool.folder, cell).done for cell in cells)
     return {
         "cells": len(cells),
@@ -43,9 +40,26 @@ def plan(pool: Pool, cells: list[Cell]) -> dict[str, Any]:
 
 def seconds(experiment: Experiment) -> float:
     """What the run takes once it has started: steps, norms and evaluations, each timed."""
+    e, trainer = experiment, _warm(experiment)
+    batch, windows = e.train.batch_size * e.train.seq_len, max(1, e.eval.tokens // e.train.seq_len)
+    evaluation = _timed(trainer.evaluate) * windows / len(trainer.validation)
+    norms = _timed(trainer.norms.weights) * 2  # and of the updates
+    taken = [often(every, e.train.steps, batch) for every in (e.norms.every, e.eval.every)]
+    return _timed(trainer.advance) * e.train.steps + norms * taken[0] + evaluation * taken[1]
+
+
+def optimizer_share(experiment: Experiment) -> float:
+    """Of the time of a step. (Reading the gradients' norm waits for what the step before it started on a GPU.)"""
+    trainer = _warm(experiment)
+    whole = _timed(trainer.advance, 10)
+    return max(0.0, 1 - _timed(lambda: trainer.gradients(1), 10) / whole)
+
+
+def _warm(experiment: Experiment) -> Trainer:
+    """After a first step, on noise; it measures nothing on its way, and has no end."""
     e = placed(experiment)
     torch.set_num_threads(e.train.threads)
-    batch, windows = e.train.batch_size * e.train.seq_len, max(1, e.eval.tokens // e.train.seq_len)
+    windows = max(1, e.eval.tokens // e.train.seq_len)
 
     def noise(_: int, n: int) -> torch.Tensor:
         return torch.randint(e.model.vocab_size, (n, e.train.seq_len + 1))
@@ -53,14 +67,10 @@ def seconds(experiment: Experiment) -> float:
     corpus: Any = SimpleNamespace(batch=noise, bytes_per_token=None, epoch=int, bits_per_byte=lambda _: None)
     corpus.coder = SimpleNamespace(size=e.model.vocab_size, eot=0)
     corpus.validation = lambda: noise(0, min(windows, e.eval.batch))
-    # Steps in which nothing is measured, none of which is the last.
     endless, never = replace(e.train, steps=2**40), replace(e.eval, every=0)
     trainer = Trainer(replace(e, train=endless, eval=never, norms=replace(e.norms, every=0)), corpus)
     trainer.advance()
-    evaluation = _timed(trainer.evaluate) * windows / len(trainer.validation)
-    norms = _timed(trainer.norms.weights) * 2  # and of the updates
-    taken = [often(every, e.train.steps, batch) for every in (e.norms.every, e.eval.every)]
-    return _timed(trainer.advance) * e.train.steps + norms * taken[0] + evaluation * taken[1]
+    return trainer
 
 
 def often(cadence: Cadence, steps: int, batch: int) -> int:

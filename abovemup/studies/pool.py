@@ -1,9 +1,5 @@
-"""Our own pool: as many cells at once as asked for, each a process of its own, each trained by one study only."""
+"""A pool of cells: as many at once as asked for, each trained by one study only, wherever it is that they run."""
 
-import os
-import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -15,6 +11,8 @@ from filelock import FileLock, Timeout
 from abovemup.config.errors import RequestError
 from abovemup.studies.board import look
 from abovemup.studies.cells import Cell, place
+from abovemup.studies.local import Child, Local
+from abovemup.studies.slurm import Slurm, Submitted
 from abovemup.training.run import lock
 from abovemup.training.signals import Stop
 
@@ -25,7 +23,8 @@ _PAUSE = 0.1  # seconds between two looks
 class Job:
     cell: Cell
     claim: FileLock
-    process: subprocess.Popen[bytes]
+    number: int
+    handle: Child | Submitted
     started: float
 
 
@@ -34,7 +33,8 @@ def ends(cells: list[Cell]) -> list[Cell]:
     longest: dict[str, int] = {}
     for cell in cells:
         longest[cell.name] = max(cell.steps, longest.get(cell.name, 0))
-    return [cell for cell in cells if not (cell.passed and cell.steps < longest[cell.name])]
+    each = {cell.id: cell for cell in cells}.values()
+    return [cell for cell in each if not (cell.passed and cell.steps < longest[cell.name])]
 
 
 @dataclass
@@ -50,6 +50,7 @@ class Pool:
     config_dir: Path | None
     say: Callable[[str, bool], None]  # told when a cell has ended, and whether it failed
     retry: Collection[str] = ()
+    launcher: Local | Slurm | None = None  # None: processes here
     show: Callable[[str], None] = lambda text: None
     running: list[Job] = field(default_factory=list)
     seconds: dict[float, float] = field(default_factory=dict)  # cost of a cell -> what the last such cell took
@@ -57,8 +58,9 @@ class Pool:
     def train(self, cells: list[Cell]) -> int:
         """Train, in their order, the cells that have no result. Returns 0, or 128 + the signal that ended it.
 
-        After a signal the children get SIGTERM and keep a checkpoint.
+        After a signal the processes here get SIGTERM and keep a checkpoint; jobs elsewhere go on.
         """
+        launcher = self.launcher or Local(self.folder, self.config_dir, cells, {})
         for name in ("runs", "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         runs = ends(cells)
@@ -68,15 +70,15 @@ class Pool:
             try:
                 while (waiting or self.running) and not stop():
                     self.collect(len(runs), waiting)
-                    while len(self.running) < self.jobs and self.start_one(waiting):
+                    while len(self.running) < self.jobs and self.start_one(waiting, launcher):
                         pass
                     self.show(self.progress(len(runs), waiting))
                     time.sleep(_PAUSE)
             finally:
                 for job in self.running:
-                    job.process.terminate()
+                    job.handle.stop()
                 for job in self.running:
-                    job.process.wait()
+                    job.handle.wait()
                     job.claim.release()
             return stop.exit_code if stop() else 0
 
@@ -84,58 +86,40 @@ class Pool:
         status = look(self.folder, cell).status
         return status in self.retry or status not in ("finished", "diverged", "failed")
 
-    def start_one(self, waiting: list[Cell]) -> bool:
+    def start_one(self, waiting: list[Cell], launcher: Local | Slurm) -> bool:
         """Start the first cell that nobody else trains; forget those that somebody else has finished."""
+        number = min({*range(self.jobs)} - {job.number for job in self.running})
         for cell in list(waiting):
             if any(other.name == cell.name and other.steps < cell.steps for other in waiting):
                 continue  # its shorter horizons end, and are measured, first
             claim = FileLock(self.folder / "logs" / f"{cell.name}.lock", blocking=False)
             try:
                 claim.acquire()
-                run = place(self.folder, cell)
-                if run.is_dir():
-                    lock(run).release()  # a child may outlive a study that was killed, for a moment
+                handle = launcher.find(cell)
+                if handle is None and (run := place(self.folder, cell)).is_dir():
+                    lock(run).release()  # a process may outlive a study that was killed, for a moment
             except (Timeout, RequestError):
                 claim.release()
                 continue
             waiting.remove(cell)
-            if self.due(cell):
-                self.running.append(Job(cell, claim, self.start(cell, run), time.time()))
+            if handle or self.due(cell):
+                handle = handle or launcher.start(cell, number)
+                self.running.append(Job(cell, claim, number, handle, time.time()))
                 return True
             claim.release()
         return False
 
-    def start(self, cell: Cell, run: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "abovemup.studies.child", str(os.getpid()), "train"]
-        if self.config_dir is not None:
-            command.append(f"--config-dir={self.config_dir}")
-        if (run / "config.yaml").is_file() and look(self.folder, cell).status in ("unfinished", "failed"):
-            command += [f"--resume={run}", f"train.tokens={cell.tokens}"]
-        else:
-            shutil.rmtree(run, ignore_errors=True)  # damaged, diverged, or ended before its first line
-            command += [*cell.overrides, f"run.dir={run}"]
-        with open(self.folder / "logs" / f"{cell.name}.log", "ab") as log:
-            log.write(f"$ {' '.join(command)}\n".encode())
-            log.flush()
-            # In a process group of its own: Ctrl-C reaches it through this process, once.
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-                env={**os.environ, "OMP_NUM_THREADS": str(cell.threads)},
-            )
-
     def collect(self, total: int, waiting: list[Cell]) -> None:
-        """Take leave of the children that have ended, with a line for each."""
-        for job in [job for job in self.running if job.process.poll() is not None]:
+        """Take leave of those that have ended, with a line for each."""
+        for job in list(self.running):
+            if (ended := job.handle.poll()) is None:
+                continue
             self.running.remove(job)
             job.claim.release()
             took = time.time() - job.started
             found = look(self.folder, job.cell)
             if not found.done:
-                why = found.error or f"exit code {job.process.returncode}"
+                why = found.error or ended
                 self.say(f"{job.cell.name} failed: {why} (its log: {self.folder}/logs/{job.cell.name}.log)", True)
                 continue
             self.seconds[job.cell.cost] = took

@@ -58,15 +58,12 @@ class Terminal:
         if speed := record.get("tokens_per_second"):
             self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
         waited = time.monotonic() - self.shown
-        if self.live is not None:
-            due = waited >= REFRESH
-        else:
-            due = self.step % self.every == 0 or "val/loss" in record or waited > SILENCE
-        if due or self.step == self.steps:
+        plain = self.step % self.every == 0 or "val/loss" in record or waited > SILENCE
+        if self.step == self.steps or (plain if self.live is None else waited >= REFRESH):
             if self.live is not None:
                 self._guard(self._draw)
             else:
-                self.note(self._line(record))
+                self.note("  ".join(f"{name} {value}" for name, value in self._cells(record, si(record["tokens"]))))
             self.shown = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -81,11 +78,7 @@ class Terminal:
         for text in closing_lines(summary):
             self.note(text)
 
-    def _line(self, record: Record) -> str:
-        cells = [("step", f"{self.step}/{self.steps}"), ("tokens", si(record["tokens"])), *self._values(record)]
-        return "  ".join(f"{name} {value}" for name, value in cells)
-
-    def _values(self, record: Record) -> list[tuple[str, str]]:
+    def _cells(self, record: Record, tokens: str) -> list[tuple[str, str]]:
         """Names and values of what `record` has, in the order of reading."""
         norm = next((record[key] for key in OUTPUT_NORMS if key in record), None)
         lr = record.get("lr/hidden", next((record[key] for key in record if key.startswith("lr/")), None))
@@ -96,13 +89,14 @@ class Terminal:
             ("lr", lr, "{:.4g}"),
             ("output norm", norm, "{:.4g}"),
         ]
-        values = [(name, form.format(value)) for name, value, form in shown if value is not None]
+        cells = [("step", f"{self.step}/{self.steps}"), ("tokens", tokens)]
+        cells += [(name, form.format(value)) for name, value, form in shown if value is not None]
         if self.speed is not None:
-            values.append(("tok/s", si(self.speed)))
+            cells.append(("tok/s", si(self.speed)))
         if self.start is not None and self.step > self.start[0]:
             each = (time.monotonic() - self.start[1]) / (self.step - self.start[0])
-            values.append(("ETA", str(timedelta(seconds=round(each * (self.steps - self.step))))))
-        return values
+            cells.append(("ETA", str(timedelta(seconds=round(each * (self.steps - self.step))))))
+        return cells
 
     def _draw(self) -> None:
         assert self.live is not None
@@ -115,8 +109,7 @@ class Terminal:
         width, height = self.console.size
         width = min(width, 100) - 1
         total, done = self.steps * self.tokens_per_step, self.step * self.tokens_per_step
-        cells = [("step", f"{self.step}/{self.steps}"), ("tokens", f"{si(done)}/{si(total)}")]
-        cells += self._values(self.latest)
+        cells = self._cells(self.latest, f"{si(done)}/{si(total)}")
         texts = [Text.assemble((name, "dim"), " ", (value, "bold")) for name, value in cells]
         above = Group(
             Text(self.title, style="bold", no_wrap=True, overflow="crop"),

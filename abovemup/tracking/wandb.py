@@ -45,9 +45,8 @@ def resolve_mode(tracking: Tracking, note: Callable[[str], None]) -> str:
     """`online`, `offline` or `disabled`; says in one line what the user would not expect."""
     mode: str = "disabled" if tracking.name == "local" else tracking.mode
     if mode == "auto":
-        mode = os.environ.get("WANDB_MODE", "")
-        if mode not in ("online", "offline", "disabled"):
-            mode = "online" if logged_in() else "offline"
+        said, likely = os.environ.get("WANDB_MODE"), "online" if logged_in() else "offline"
+        mode = said if said in ("online", "offline", "disabled") else likely
     if mode != "disabled" and importlib.util.find_spec("wandb") is None:
         note("W&B: wandb is not installed, so this run is logged locally only (tracking=local says so on purpose).")
         return "disabled"

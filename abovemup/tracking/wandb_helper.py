@@ -20,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 import yaml
 
+from abovemup.config.site import site
 from abovemup.geometry.roles import ROLE_NORM
 from abovemup.tracking.records import Record, loads
 
@@ -80,7 +81,9 @@ def upload(run_dir: Path, mode: Any, run_id: str, parent: int, said: IO[str]) ->
         id=run_id,
         name=run_dir.name if leg == "1" else f"{run_dir.name} ({leg})",
         group=tracking["group"] or run_dir.name,
-        **{key: tracking[key] for key in ("project", "entity", "tags")},
+        project=tracking["project"],
+        entity=tracking["entity"] or site().entity,
+        tags=tracking["tags"],
         dir=str(run_dir),
         config=config,
         settings=wandb.Settings(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-IGNORE = -100  # a target that is not scored
+from abovemup.training.ranks import ALONE, IGNORE, Ranks
 
 
 class Interrupted(Exception):
@@ -25,6 +25,11 @@ def scored(targets: Tensor) -> int:
     return int((targets != IGNORE).sum())
 
 
+def inputs(windows: Tensor) -> Tensor:
+    """Of windows (b, seq_len + 1) what is read: a token that is not scored is any token."""
+    return windows[:, :-1].clamp_min(0)
+
+
 @torch.no_grad()
 def evaluate(
     model: Callable[[Tensor], Tensor],
@@ -33,18 +38,22 @@ def evaluate(
     device: torch.device,
     autocast: Callable[[], torch.autocast],
     stop: Callable[[], object] = lambda: None,
+    ranks: Ranks = ALONE,
 ) -> float:
-    """Mean loss (nats per token) over `windows` (n, seq_len + 1) int64, in float64 over per-batch sums.
+    """Mean loss (nats per token) over `windows` (n, seq_len + 1) int64, in float64 over per-batch sums; every rank
+    takes its share of them.
 
     Touches neither gradients nor random state. Raises Interrupted as soon as `stop()` is true.
     """
     total, count = 0.0, 0
-    for part in windows.split(batch):
+    first, n = ranks.span(len(windows))
+    for part in ranks.parts(windows[first : first + n], batch, len(windows)):
         if stop():
             raise Interrupted
         part = part.to(device)
         with autocast():
-            logits = model(part[:, :-1])
+            logits = model(inputs(part))
         total += loss_sum(logits, part[:, 1:]).item()
         count += scored(part[:, 1:])
+    total, count = (sum(values) for values in zip(*ranks.gather([total, count]), strict=True))
     return total / count if count else float("nan")

@@ -21,7 +21,7 @@ from abovemup.data.split import Amount
 from abovemup.training import checkpoint
 
 # What may change when a run goes on: how far, how often things are looked at, and where they are sent.
-CONTINUABLE = ("train.steps", "train.tokens", "eval.every", "norms.every", "checkpoint.", "tracking.")
+CONTINUABLE = ("train.steps", "train.tokens", "eval.every", "norms.every", "checkpoint.", "tracking.", "parallel.")
 BRANCHABLE = (*CONTINUABLE, "schedule.")
 IGNORED = ("run.", "experiment")  # names
 
@@ -140,7 +140,7 @@ def changed(
     if refused:
         raise RequestError(
             f"{what}: {'; '.join(refused[:4])}.\n"
-            "Only the horizon, cadences and tracking may change; start a new run for the rest."
+            "Only the horizon, cadences, tracking and parallel may change; start a new run for the rest."
         )
     return old, new
 

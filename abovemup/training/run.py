@@ -17,7 +17,8 @@ from rich.console import Console
 from abovemup.config import io
 from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError, RunFailed
-from abovemup.config.schema import Experiment, Run
+from abovemup.config.resolve import cores
+from abovemup.config.schema import Experiment, Parallel, Run
 from abovemup.data.corpus import open_corpus
 from abovemup.data.recipe import keep
 from abovemup.data.split import Amount
@@ -31,6 +32,7 @@ from abovemup.training import checkpoint, lineage
 from abovemup.training.device import placed
 from abovemup.training.evaluate import Interrupted
 from abovemup.training.generate import write
+from abovemup.training.ranks import ALONE, Ranks, join
 from abovemup.training.signals import Stop
 from abovemup.training.trainer import Diverged, Trainer, out_of_memory
 
@@ -57,26 +59,32 @@ def train(
     """Run what the overrides say, or continue (`resume`) or branch off (`branch`) an earlier run.
 
     Raises RequestError before anything is written, RunFailed for trouble on the way (the run directory then says
-    `failed`), KeyboardInterrupt or SystemExit(143) for a signal before there was anything to keep.
+    `failed`), KeyboardInterrupt or SystemExit(143) for a signal before there was anything to keep. Under torchrun every
+    rank calls this, one of them raises, and the others raise Silent.
     """
     with ExitStack() as stack:
         stop = stack.enter_context(Stop())
+        ranks = stack.enter_context(join())
+        stop.agree = ranks.largest
         start = lineage.start(overrides, config_file, config_dir, resume, branch)
-        exp, source = start.experiment, start.source
+        exp, source = over(ranks, start.experiment, overrides), start.source
         folder = start.origin if resume is not None else None  # None: a new one
         if folder is not None:
-            stack.callback(lock(folder).release)
+            if ranks.first:
+                stack.callback(lock(folder).release)
         else:
             if not any(o.lstrip("+").startswith("run.") for o in overrides):
                 exp = replace(exp, run=Run(name=None, dir=None))  # a repeated run gets a folder of its own
-            free_folder(exp)
+            if ranks.first:
+                free_folder(exp)
         batch_tokens = exp.train.batch_size * exp.train.seq_len
-        terminal = Terminal(Console(stderr=json_output), title(exp), exp.train.steps, batch_tokens)
+        console = Console(stderr=json_output, quiet=not ranks.first)
+        terminal = Terminal(console, title(exp), exp.train.steps, batch_tokens)
         if folder is not None:
             source = lineage.resumed_checkpoint(folder, start.step, lambda text: terminal.note(f"warning: {text}"))
             if source is None:
                 terminal.note(f"{folder} was ended before its first checkpoint: it starts again from step 0")
-        trainer = build(exp, stop, terminal, lineage.amount(start.origin))
+        trainer = build(exp, stop, terminal, lineage.amount(start.origin), ranks)
         last_row: int | None = None
         if start.origin is not None and source is not None:
             lineage.check_origin(start.origin, trainer.corpus.manifest, terminal.note)
@@ -88,13 +96,33 @@ def train(
             trainer.load(state, str(source))
             last_row = state.last_row
         stop.graceful()  # from here on there is something to keep
-        if folder is None:
+        if folder is None and ranks.first:
             folder = new_folder(exp)
             stack.callback(lock(folder).release)
             keep(trainer.corpus.coder, folder)
-            if branch is not None:  # a run directory is complete in itself, from its first point on
-                checkpoint.save(folder / "checkpoints", trainer.state(None))
+        folder = Path(ranks.same(str(folder)))
+        if branch is not None:  # a run directory is complete in itself, from its first point on
+            beginning = trainer.state(None)
+            if ranks.first:
+                checkpoint.save(folder / "checkpoints", beginning)
         return Leg(trainer, folder, stop, terminal, branch).run(last_row)
+
+
+def over(ranks: Ranks, exp: Experiment, overrides: list[str]) -> Experiment:
+    """`exp` over so many ranks, which mean DDP if nothing else was asked for. Raises RequestError."""
+    parallel, train, world = exp.parallel, exp.train, ranks.world
+    if world > 1 and parallel.name == "single":
+        if any(o.lstrip("+").startswith("parallel=") for o in overrides):
+            raise RequestError(f"parallel=single is one process, and there are {world}: use parallel=ddp or fsdp.")
+        parallel = Parallel(name="ddp")
+    if world > 1 and train.micro_batch == "auto":
+        raise RequestError(f"train.micro_batch=auto is for one process, and there are {world}: give a number.")
+    if parallel.name == "fsdp" and world % parallel.replicate:
+        raise RequestError(f"parallel.replicate={parallel.replicate} does not divide {world} processes.")
+    # Threads beside threads on the same cores are many times slower than one each.
+    most = max(1, cores() // int(os.environ["LOCAL_WORLD_SIZE"])) if world > 1 else train.threads
+    train = replace(train, threads=min(train.threads, most))
+    return replace(exp, parallel=parallel, train=train, choices=exp.choices | {"parallel": parallel.name})
 
 
 def title(exp: Experiment) -> str:
@@ -103,18 +131,18 @@ def title(exp: Experiment) -> str:
     return f"{size}, {exp.parameterization.name}, {optimizer.name} lr {optimizer.lr:g}, data {exp.data.name}"
 
 
-def build(exp: Experiment, stop: Stop, terminal: Terminal, amount: Amount | None) -> Trainer:
+def build(exp: Experiment, stop: Stop, terminal: Terminal, amount: Amount | None, ranks: Ranks = ALONE) -> Trainer:
     """Data (of a remote source `amount`, or what the run needs), model and optimizer, as initialised."""
     # Written down, so that a run that goes on where there is a GPU does not move to it by itself.
     exp = placed(exp)
     for sentence in exp.cannot_match:
         terminal.note(f"{exp.experiment} cannot match: {sentence}")
-    corpus = open_corpus(exp, terminal.note, amount)
+    corpus = ranks.after_first(lambda: open_corpus(exp, terminal.note, amount))
     corpus.require(exp.train.steps * exp.train.batch_size)
     if (used := corpus.coder.size) < (rows := exp.model.vocab_size):
         terminal.note(f"vocabulary: {used:,} ids in {rows:,} rows; the others take no part")
     torch.set_num_threads(exp.train.threads)
-    trainer = Trainer(exp, corpus, stop)
+    trainer = Trainer(exp, corpus, stop, ranks)
     if exp.train.micro_batch == "auto":
         trainer.fit_micro_batch()
     return trainer
@@ -168,18 +196,42 @@ def lock(folder: Path) -> FileLock:
 
 
 class Leg:
-    """One process's share of a run: from where it starts to where it ends or is stopped."""
+    """One process's share of a run: from where it starts to where it ends or is stopped.
+
+    Every rank goes through it; rank 0 is the one that writes.
+    """
 
     def __init__(self, trainer: Trainer, folder: Path, stop: Stop, terminal: Terminal, parent: str | None) -> None:
         self.trainer, self.folder, self.stop, self.terminal, self.parent = trainer, folder, stop, terminal, parent
+        self.ranks = trainer.ranks
         self.exp = replace(trainer.exp, run=Run(name=folder.name, dir=trainer.exp.run.dir))
         self.started = time.time()
         self.last: Record = {}  # of each key the newest value, over all legs
         self.best_val = math.inf
         self.checkpointed: int | None = None  # the step of the newest checkpoint of this leg
+        self.last_row: int | None = None  # of metrics.jsonl
 
     def run(self, last_row: int | None) -> Outcome:
         """Train to the end, to a stop or to a divergence; leave the run directory whole in each case."""
+        self.last_row = last_row
+        if self.ranks.first:
+            self.open(last_row)
+        try:
+            status = self.loop()
+        except BaseException as raised:
+            error = self.ranks.verdict(raised)
+            advice = self.advice(error)
+            with suppress(OSError):  # the disk may be what failed
+                self.end("failed", error)
+            if advice is not None:
+                raise RunFailed(advice) from error
+            if error is raised:
+                raise
+            raise error from raised
+        return self.end(status)
+
+    def open(self, last_row: int | None) -> None:
+        """Make the run directory what it was when `last_row` was its last row, and open what is written."""
         metrics = self.folder / "metrics.jsonl"
         checkpoint.forget_after(self.folder / "checkpoints", self.trainer.t)
         if last_row is None:
@@ -192,23 +244,13 @@ class Leg:
         self.summarise("running")
         self.jsonl = JsonlSink(metrics, last_row)
         self.wandb = WandbSink(self.folder, self.exp, self.terminal.note)
-        try:
-            status = self.loop()
-        except BaseException as error:
-            advice = self.advice(error)
-            with suppress(OSError):  # the disk may be what failed
-                self.end("failed", error)
-            if advice is not None:
-                raise RunFailed(advice) from error
-            raise
-        return self.end(status)
 
     def loop(self) -> str:
         trainer = self.trainer
         try:
             if trainer.pending is not None:
                 self.log(trainer.finish_row(trainer.pending))
-            elif self.jsonl.last is None:
+            elif self.last_row is None:
                 self.log(trainer.initial_row())
             while trainer.t < self.exp.train.steps:
                 if self.stop():
@@ -228,6 +270,8 @@ class Leg:
     def advice(self, error: BaseException) -> str | None:
         """What to do about memory or a disk that ran out; None for anything else."""
         go_on = f"continue with --resume {self.folder}"
+        if isinstance(error, RunFailed):
+            return f"{error}: {go_on}"
         if out_of_memory(error) and self.trainer.pending is not None:
             return f"out of memory in an evaluation with eval.batch={self.exp.eval.batch}: make it smaller."
         if out_of_memory(error):
@@ -241,6 +285,8 @@ class Leg:
 
     def log(self, record: Record | None) -> None:
         if record is not None:
+            self.last_row = int(record["step"])
+        if record is not None and self.ranks.first:
             self.tally(record)
             for sink in (self.jsonl, self.terminal, self.wandb):
                 sink.log(record)
@@ -254,29 +300,31 @@ class Leg:
         trainer, folder = self.trainer, self.folder / "checkpoints"
         if trainer.t == self.checkpointed:
             return True
-        state = trainer.state(self.jsonl.last)
-        if not state.finite():
+        state = trainer.state(self.last_row)
+        if not self.ranks.same(state.finite()):
             self.terminal.note(f"diverged: a weight or a momentum is not finite after step {trainer.t}.")
             return False
-        with trainer.paused():
-            self.jsonl.sync()
-            checkpoint.save(folder, state)
-            # Powers of two are points to branch from.
-            checkpoint.prune(folder, self.exp.checkpoint.keep, lambda step: due("pow2", step, trainer.batch_tokens))
+        if self.ranks.first:
+            with trainer.paused():
+                self.jsonl.sync()
+                checkpoint.save(folder, state)
+                # Powers of two are points to branch from.
+                checkpoint.prune(folder, self.exp.checkpoint.keep, lambda step: due("pow2", step, trainer.batch_tokens))
         self.checkpointed = trainer.t
         return True
 
     def end(self, status: str, error: BaseException | None = None) -> Outcome:
-        summary = self.summarise(status, error)
+        summary = self.summarise(status, error) if self.ranks.first else {}
         if status == "finished":
             model, coder = self.trainer.model, self.trainer.corpus.coder
             summary["sample"] = write(model, coder, "", 64, 0.8, self.exp.train.seed, self.exp.train.seq_len)
-        self.jsonl.close(summary)
-        self.wandb.close(summary)
-        summary["wandb"] = self.wandb.where
-        self.terminal.close(summary)
+        if self.ranks.first:
+            self.jsonl.close(summary)
+            self.wandb.close(summary)
+            summary["wandb"] = self.wandb.where
+            self.terminal.close(summary)
         code = {"finished": 0, "diverged": 3, "interrupted": self.stop.exit_code}.get(status, 4)
-        return Outcome(status, self.folder, summary, code)
+        return Outcome(status, self.folder, summary if self.ranks.first else {}, code)
 
     def summarise(self, status: str, error: BaseException | None = None) -> dict[str, Any]:
         """Write summary.json: how the run stands, its final and best numbers, and what made it."""

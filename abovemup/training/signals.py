@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 
@@ -10,16 +11,20 @@ class Stop:
     """Within `with Stop() as stop:` a signal sets `stop.signum`; the loop looks at `stop()` between micro-batches.
 
     A second Ctrl-C is noticed by a thread, which need not wait, as Python's handlers do, for a long kernel to return.
+    With several ranks `agree` makes of the signals of all the largest, so that all stop at once.
     Before `graceful()` is called there is nothing to keep: a signal then raises KeyboardInterrupt or SystemExit(143).
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
+        self.agree: Callable[[int], int] = lambda signum: signum
         self._graceful = False
         self._before: dict[int, object] = {}
 
     def __call__(self) -> bool:
-        return self.signum is not None
+        if agreed := self.agree(self.signum or 0):
+            self.signum = agreed
+        return bool(agreed)
 
     def graceful(self) -> None:
         self._graceful = True
@@ -29,11 +34,11 @@ class Stop:
         return 128 + (self.signum or 0)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.signum = signum  # also before it raises: Python drops what is raised in a destructor
         if not self._graceful:
             if signum == signal.SIGINT:
                 raise KeyboardInterrupt
             raise SystemExit(128 + signum)
-        self.signum = signum
 
     def _watch(self, reader: int) -> None:
         """Read the number of each signal as it comes; ends with the pipe's other end."""

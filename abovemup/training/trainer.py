@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
@@ -18,19 +20,23 @@ from abovemup.model.roles import specs
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from abovemup.optim.schedule import factor
+from abovemup.optim.sharded import like, local, whole
 from abovemup.optim.state import load_state_by_name, state_by_name
 from abovemup.tracking.norms import NormTracker
 from abovemup.tracking.records import Record
 from abovemup.training.checkpoint import State
 from abovemup.training.device import memory
-from abovemup.training.evaluate import Interrupted, evaluate, loss_sum, scored
+from abovemup.training.evaluate import Interrupted, evaluate, inputs, loss_sum, scored
+from abovemup.training.ranks import ALONE, Ranks
 
 
 class Diverged(Exception):
     """The loss or the gradient of this step is not finite: the step was not taken."""
 
-    def __init__(self, record: Record) -> None:
-        super().__init__(f"step {record['step']}: loss {record['loss']:g}, gradient norm {record['grad_norm']:g}")
+    def __init__(self, record: Record, ranks: list[int]) -> None:
+        where = f" (rank {', '.join(map(str, ranks))})" if ranks else ""
+        loss, norm = record["loss"], record["grad_norm"]
+        super().__init__(f"step {record['step']}: loss {loss:g}{where}, gradient norm {norm:g}")
         self.record = record
 
 
@@ -39,10 +45,13 @@ class Trainer:
 
     `stop` is asked between micro-batches and evaluation batches; when it says yes, Interrupted leaves the
     trainer as it was before the step, or with `pending`: a row that only waits for its evaluation.
+    With several `ranks` each has its share of every batch and all call the same methods; what they return is of all.
     """
 
-    def __init__(self, exp: Experiment, corpus: Corpus, stop: Callable[[], bool] = lambda: False) -> None:
-        self.exp, self.corpus, self.stop = exp, corpus, stop
+    def __init__(
+        self, exp: Experiment, corpus: Corpus, stop: Callable[[], bool] = lambda: False, ranks: Ranks = ALONE
+    ) -> None:
+        self.exp, self.corpus, self.stop, self.ranks = exp, corpus, stop, ranks
         self.device = device = torch.device(exp.train.device)
         self.t = 0
         self.pending: Record | None = None
@@ -53,13 +62,15 @@ class Trainer:
         torch.manual_seed(exp.train.seed)  # for a user's own optimizer; nothing of ours draws from it
         self.model.init_weights(exp.train.seed)
         self.model.to(device)
+        self.spread, owners = ranks.spread(self.model, exp.parallel)
+        self.shards = owners.world if owners is not None and owners.sharded else 1
         # Compiled beside the model, not instead of it: names in checkpoints and logs stay the plain ones.
-        self.forward = torch.compile(self.model, dynamic=False) if exp.train.compile else self.model
+        self.forward = torch.compile(self.spread, dynamic=False) if exp.train.compile else self.spread
         # named_parameters gives a tied tensor once; its name and role are those of `specs`.
         routes = routing_table(specs(self.model), exp)
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self.parameters = {route.name: parameters[route.name] for route in routes}
-        self.optimizer = build_optimizer(self.parameters, routes, exp)
+        self.optimizer = build_optimizer(self.parameters, routes, exp, owners)
         self.norms = NormTracker(self.parameters, routes, corpus.coder.size, exp.norms.which)
         self.validation = corpus.validation()
         self._clock, self._clock_t = time.perf_counter(), 0
@@ -85,7 +96,7 @@ class Trainer:
             record["epoch"] = self.corpus.epoch(t * self.exp.train.batch_size - 1)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.optimizer.zero_grad(set_to_none=True)
-            raise Diverged(record)
+            raise Diverged(record, self.bad)
         norms = self._norms_due(t)
         if norms and self.exp.norms.gradients:
             record |= self.norms.gradients()
@@ -114,7 +125,7 @@ class Trainer:
         if self.t > self._clock_t:
             elapsed = max(time.perf_counter() - self._clock, 1e-9)
             record["tokens_per_second"] = (self.t - self._clock_t) * self.batch_tokens / elapsed
-            record["memory"] = memory(self.device)
+            record["memory"] = self.ranks.largest(memory(self.device))
         if self.pending is not None:
             with self.paused():
                 record |= self.evaluate()
@@ -123,7 +134,8 @@ class Trainer:
         return record
 
     def evaluate(self) -> Record:
-        loss = evaluate(self.forward, self.validation, self.exp.eval.batch, self.device, self.autocast, self.stop)
+        size, autocast = self.exp.eval.batch, self.autocast
+        loss = evaluate(self.forward, self.validation, size, self.device, autocast, self.stop, self.ranks)
         result: Record = {"val/loss": loss}
         if self.corpus.bytes_per_token is not None:
             result["val/bits_per_byte"] = loss / math.log(2) / self.corpus.bytes_per_token
@@ -135,30 +147,42 @@ class Trainer:
         Accumulated micro-batch by micro-batch, each weighted by its tokens.
         """
         batch_size = self.exp.train.batch_size
-        batch = self.corpus.batch((t - 1) * batch_size, batch_size)
-        total = max(scored(batch[:, 1:]), 1)
+        first, count = self.ranks.span(batch_size)
+        batch = self.corpus.batch((t - 1) * batch_size + first, count)
+        total = max(sum(n for [n] in self.ranks.gather([scored(batch[:, 1:])])), 1)
         losses = []
         micro = self.exp.train.micro_batch
-        for part in batch.split(batch_size if micro == "auto" else micro):  # auto: settled by fit_micro_batch
+        # auto: settled by fit_micro_batch
+        parts = self.ranks.parts(batch, batch_size if micro == "auto" else micro, batch_size)
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True):
             if self.stop():
                 self.optimizer.zero_grad(set_to_none=True)
                 raise Interrupted
-            losses.append(self.backward(part.to(self.device, non_blocking=True), total))
-        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
-        grad_norm = torch.nn.utils.get_total_norm(grads)
+            if isinstance(self.spread, DistributedDataParallel):
+                self.spread.require_backward_grad_sync = not left
+            # The ranks' gradients are averaged.
+            losses.append(self.backward(part.to(self.device, non_blocking=True), total / self.ranks.world))
+        grad_norm = torch.nn.utils.get_total_norm(self.grads())
         *sums, norm = torch.stack([*losses, grad_norm]).tolist()  # one synchronisation
-        return sum(sums) / total, norm
+        found = self.ranks.gather([sum(sums), norm])
+        bad = [rank for rank, (loss, _) in enumerate(found) if not math.isfinite(loss)]
+        self.bad = bad if len(bad) < self.ranks.world else []  # what all have is nobody's own
+        return sum(loss for loss, _ in found) / total, math.hypot(*(norm for _, norm in found[: self.shards]))
+
+    def grads(self) -> list[Tensor]:
+        """What is here of every gradient."""
+        return [local(p.grad) for p in self.parameters.values() if p.grad is not None]
 
     def clip(self, norm: float) -> None:
         """Shrink gradients of global norm `norm` to that of `optimizer.clip`."""
         clip = self.exp.optimizer.clip
         if clip is not None and clip < norm:
-            torch._foreach_mul_([p.grad for p in self.parameters.values() if p.grad is not None], clip / norm)
+            torch._foreach_mul_(self.grads(), clip / norm)
 
-    def backward(self, windows: Tensor, total: int) -> Tensor:
+    def backward(self, windows: Tensor, total: float) -> Tensor:
         """Add the gradients of one micro-batch, windows (b, seq_len + 1); returns its summed loss."""
         with self.autocast():
-            logits = self.forward(windows[:, :-1])
+            logits = self.forward(inputs(windows))
         loss = loss_sum(logits, windows[:, 1:])
         (loss / total).backward()
         return loss.detach()
@@ -186,16 +210,22 @@ class Trainer:
     # ---- state ----
 
     def state(self, last_row: int | None) -> State:
+        """What rank 0 saves: whole tensors, whatever holds them. All ranks call it; the others have no tensors then."""
+        state = state_by_name(self.optimizer)
         return State(
             step=self.t,
             tokens=self.t * self.batch_tokens,
-            model={name: p.detach() for name, p in self.parameters.items()},
-            optimizer=state_by_name(self.optimizer),
+            model={name: self.kept(p.detach()) for name, p in self.parameters.items()},
+            optimizer={name: {k: self.kept(v) for k, v in values.items()} for name, values in state.items()},
             rng=torch.get_rng_state(),
             last_row=last_row,
             pending=self.pending,
             norms=dict(self.norms.blocks),
         )
+
+    def kept(self, value: Any) -> Any:
+        full = whole(value)
+        return value if full is value else full.cpu() if self.ranks.first else None
 
     def load(self, state: State, where: str) -> None:
         """Continue from `state`. Raises RequestError naming what is missing, left over or of another shape."""
@@ -208,7 +238,7 @@ class Trainer:
             )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(state.model[name])
+                parameter.copy_(like(parameter, state.model[name]))
         load_state_by_name(self.optimizer, state.optimizer)
         torch.set_rng_state(state.rng)
         self.t, self.pending, self.norms.blocks = state.step, state.pending, dict(state.norms)

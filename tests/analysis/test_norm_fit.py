@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from abovemup.analysis.norm_fit import (
     FitRefused,
@@ -94,6 +95,19 @@ def test_errors_are_the_spread_of_repeated_fits() -> None:
     fits = [parabola(X, 4 + 0.2 * (X - 6.5) ** 2 + rng.normal(0, 0.01, 8), NONE, None, k=8) for _ in range(2000)]
     assert np.mean([f["x_error"] for f in fits]) == pytest.approx(np.std([f["x"] for f in fits]), rel=0.1)
     assert np.mean([f["loss_error"] for f in fits]) == pytest.approx(np.std([f["loss"] for f in fits]), rel=0.1)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_of_200_draws_the_vertex_lies_in_its_95_percent_interval_about_as_often(fixed: bool) -> None:
+    rng, inside = np.random.default_rng(3), []
+    c = 4 + 0.2 * 6.5**2 if fixed else None
+    half = stats.t.ppf(0.975, len(X) - (2 if fixed else 3))
+    for _ in range(200):
+        found = parabola(X, 4 + 0.2 * (X - 6.5) ** 2 + rng.normal(0, 0.02, 8), NONE, c, k=8)
+        inside.append(
+            [abs(found[name] - truth) < half * found[f"{name}_error"] for name, truth in (("x", 6.5), ("loss", 4))]
+        )
+    assert all(0.91 <= share <= 0.985 for share in np.mean(inside, axis=0))
 
 
 def test_the_vertex_is_judged_against_all_points_and_marked_beyond_those_fitted() -> None:
@@ -201,7 +215,7 @@ def test_seeds_of_one_lr_are_averaged_with_their_std() -> None:
     assert (found.x, found.loss, found.runs) == pytest.approx((6.3, 3.0, 11))
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(st.floats(5.6, 6.9))
 def test_variants_share_one_optimum_where_there_is_no_doubt(x: float) -> None:
     points = scan({(8, 1): (x, 3.0)})

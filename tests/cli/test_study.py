@@ -3,14 +3,19 @@
 import csv
 import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from abovemup.cli.main import run
+from abovemup.cli.study import apart
 from abovemup.config.cadence import due
-from abovemup.studies.board import announce, rows
+from abovemup.studies.board import announce, announced, rows
+from abovemup.studies.local import Local
 from abovemup.studies.plan import often
+from abovemup.studies.slurm import options
 from abovemup.studies.sweep import cells_of, write_points
 from abovemup.training.run import train
 from tests.slow.test_studies import TINY
@@ -78,3 +83,64 @@ def test_what_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert run(["study", "status", str(tmp_path)]) == 2
     assert run(["sweep", "optimizer.lr"]) == 2
     assert run(["sweep", "optimizer.lr=range(2,1)"]) == 2
+
+
+def test_a_folder_keeps_the_cells_of_all_who_share_it(tmp_path: Path) -> None:
+    first, second = (cells_of(["data=synthetic", f"optimizer.lr={lr}"], None) for lr in ("0.1,0.2", "0.2,0.3"))
+    announce(tmp_path, first)
+    announce(tmp_path, second)
+    assert announced(tmp_path) == [*first, second[1]]
+    (tmp_path / "study.json").write_text("{")
+    announce(tmp_path, second)
+    assert announced(tmp_path) == second
+
+
+def test_a_launcher_gets_what_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert apart(["a=1", "launcher.partition=x=y", "b=2"]) == (["a=1", "b=2"], {"partition": "x=y"})
+    assert options({"timeout_min": "90", "setup": "[a, b]", "partition": "gpu"}, "") == {
+        "timeout_min": 90,
+        "setup": ["a", "b"],
+        "partition": "gpu",
+    }
+    sweep = ["sweep", "data=synthetic", f"--dir={tmp_path / 's'}"]
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    for asked, said in (
+        (["launcher.partition=gpu"], "launcher.partition is for --launcher slurm"),
+        (["--launcher=slurm"], "there is no squeue here"),
+        (["--cells-per-gpu=2", "train.device=cpu"], "have no GPU here"),
+    ):
+        assert run([*sweep, *asked]) == 2
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    for asked, said in (
+        ("launcher.partitoin=gpu", "Did you mean partition?"),
+        ("launcher.array_parallelism=x", "launcher: invalid"),
+        ("launcher.setup=[", "launcher: "),
+        ("launcher.cells_per_gpu=2", "no option of --launcher slurm"),
+    ):
+        assert run([*sweep, "--launcher=slurm", asked]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+def test_cells_that_run_at_once_share_the_gpus_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = cells_of(["data=synthetic"], None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert (Local(tmp_path, None, cells, {}).gpus, Local(tmp_path, None, cells, {}).jobs) == (["0", "1"], 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    local = Local(tmp_path, None, cells, {"cells_per_gpu": "3"})
+    assert (local.gpus, local.jobs) == (["3", "5"], 6)
+    assert Local(tmp_path, None, cells_of(["data=synthetic", "train.device=cpu"], None), {}).gpus == []
+
+
+def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+    """Of several processes each writes a whole file."""
+    script = "import pathlib, sys; from abovemup.config.io import write_whole\nfor _ in range(200): "
+    script += "write_whole(pathlib.Path(sys.argv[1]), sys.argv[2] * 5000)"
+    both = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "x"), letter]) for letter in "ab"]
+    assert [process.wait() for process in both] == [0, 0]
+    assert (tmp_path / "x").read_text() in ("a" * 5000, "b" * 5000)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]

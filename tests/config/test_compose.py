@@ -38,6 +38,7 @@ def test_the_groups_and_choices_of_the_design() -> None:
         },
         "tokenizer": {"bpe", "byte", "llama3", "gpt2", "hf"},
         "tracking": {"wandb", "local"},
+        "parallel": {"single", "ddp", "fsdp"},
     }
     assert defaults().keys() == set(GROUPS) - {"experiment"} | {"experiment"}
 

@@ -133,9 +133,9 @@ def hub(repo: str | Path, *settings: str) -> Source:
     return find_source(composed("data=hub", f"data.repo={repo}", *settings))
 
 
-def read(source: Source, start: Place | None = None) -> tuple[list[str], list[Place]]:
+def read(source: Source, start: Place | None = None, bad: BadRecords | None = None) -> tuple[list[str], list[Place]]:
     found, places = [], []
-    for batch, place in source.batches(BadRecords(False), start):
+    for batch, place in source.batches(bad or BadRecords(False), start):
         found += [document.data.decode() for document in batch]
         assert [document.key for document in batch] == [hash64(document.data) for document in batch]
         places.append(json.loads(json.dumps(place)))
@@ -282,6 +282,68 @@ def test_broken_json_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "p/sample/10BT/001_00000.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(RequestError, match=r"001_00000\.parquet"):
         read(hub(tmp_path / "p", "data.subset=sample-10BT"))
+
+
+DAMAGED = {"cut": "001", "garbage": "001", "first": "000", "all": "000", "other column": "002", "json": "part-0"}
+
+
+def damaged(root: Path, kind: str) -> list[str]:
+    """A repository with damaged files; returns the texts of the others, and those before the damage."""
+    if kind == "json":
+        made = json_lines(root)
+        (root / "part-0.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+        return made[20:]
+    made = fineweb(root)
+    paths = sorted((root / "sample/10BT").iterdir())
+    for i, path in enumerate(paths):
+        whole = path.read_bytes()
+        if kind == "garbage" and i == 1:  # in the second row group, of 6
+            start = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+            path.write_bytes(whole[:start] + b"\xff" * 40 + whole[start + 40 :])
+        elif kind == "other column" and i == 2:
+            pq.write_table(pa.table({"body": ["x"]}), path)
+        elif kind == "all" or (kind == "cut" and i == 1) or (kind == "first" and i == 0):
+            path.write_bytes(whole[: len(whole) // 2])
+    kept = {"cut": made[:20] + made[40:], "garbage": made[:26] + made[40:], "first": made[20:], "all": []}
+    return kept.get(kind, made[:40])
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+@pytest.mark.parametrize("where", ["hub", "folder"])
+def test_a_damaged_file_is_named_or_counted(server: Server, tmp_path: Path, kind: str, where: str) -> None:
+    kept = damaged(tmp_path / "r", kind)
+    server.repos.pop("me/damaged", None)
+    server.commit("me/damaged", tmp_path / "r")
+    settings = [] if kind == "json" else ["data.subset=sample-10BT"]
+    source = hub("me/damaged" if where == "hub" else tmp_path / "r", *settings)
+    if kind == "all":
+        with pytest.raises(RequestError, match="all the data_files are invalid"):
+            read(source, bad=BadRecords(True))
+        return
+    with pytest.raises(RequestError, match=rf"{DAMAGED[kind]}\S*:\d+: .*\ndata\.skip_bad=true") as caught:
+        read(source)
+    assert str(caught.value).count("\n") == 1
+    bad = BadRecords(True)
+    found, places = read(source, bad=bad)
+    assert found == kept
+    assert bad.count == 1
+    assert DAMAGED[kind] in bad.first
+    for i, place in enumerate(places, start=1):
+        again = BadRecords(True)
+        assert read(source, place, again)[0] == kept[7 * i :]
+        assert again.count <= 1  # by the reading that meets it
+
+
+def test_a_broken_connection_is_no_damaged_file(server: Server, waits: list[float], tmp_path: Path) -> None:
+    fineweb(tmp_path / "r")
+    server.commit("me/offline", tmp_path / "r")
+    bad = BadRecords(True)
+    reading = hub("me/offline", "data.subset=sample-10BT").batches(bad)
+    next(reading)
+    server.drop = 10**6
+    with pytest.raises(RunFailed, match="no connection"):
+        list(reading)
+    assert bad.count == 0
 
 
 def test_offline_is_said_at_once(server: Server, waits: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

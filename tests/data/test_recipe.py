@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from abovemup.config.compose import compose
@@ -194,6 +194,7 @@ def test_the_real_llama3() -> None:
         assert fast.encode(TEXT) == tokenizer.encode(TEXT)
 
 
+@settings(deadline=None)  # the first trains
 @given(text=st.text(max_size=300))
 @example(text="the theory then  \n\n  '  \u2028 \U0001f999\x00 <|endoftext|> " + "ab" * 300)
 def test_a_bpe_of_ours_by_two_libraries(text: str) -> None:

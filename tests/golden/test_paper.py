@@ -54,7 +54,7 @@ def source(name: str) -> Source:
     order = table.lr_rank if "lr_rank" in table else table.lr
     new = {"model": "proxy", "run": table.bs.astype(str) + "-" + order.astype(str), "lr": np.nan, "std": 0.0}
     table = table.assign(**{key: value for key, value in new.items() if key not in table})
-    return Source(table, "paper", paper.CONDITIONS, {}, paper.INTERCEPT)
+    return Source(table, "paper", paper.CONDITIONS, {}, {"proxy": paper.INTERCEPT})
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +166,23 @@ def test_the_rules_that_are_shipped_are_these_fits(law: rules.Rule) -> None:
         ours.n,
         ours.ranges,
     )
+
+
+def test_the_norm_on_the_way_is_the_shipped_law_and_ends_at_the_vertices(
+    curves: pd.DataFrame, scan: pd.DataFrame
+) -> None:
+    """Of Fig. 1b. It foretells the norms at the best lr of Fig. 3b that Fig. 17a has, which it was not fitted on."""
+    ours = rules.growing(curves.assign(constant=True, diverged=False), paper.BAND)
+    assert paper.NORM.exponents == pytest.approx(ours.exponents, abs=1e-4)
+    assert np.allclose(paper.NORM.covariance, ours.covariance, rtol=1e-3, atol=1e-8)
+    assert (paper.NORM.residual, paper.NORM.r2) == pytest.approx((ours.residual, ours.r2), abs=1e-4)
+    assert (paper.NORM.n, paper.NORM.ranges["lr"]) == (ours.n, ours.ranges["lr"])
+    found = scan.merge(figure("fig3b")[["batch", "tokens", "lr"]], on=["batch", "tokens"])
+    away = [row.x - paper.NORM.predict(row._asdict())[0] for row in found.assign(lr=found.lr_y).itertuples()]
+    assert np.mean(np.abs(away)) < 2 * paper.NORM.residual
+    known = {(row["tokens"], row["batch"]): row["loss"] for row in paper.OPTIMA}
+    for row in scan.itertuples():
+        assert row.loss == pytest.approx(known[float(row.tokens), float(row.batch)], abs=0.0055)
 
 
 def test_the_scan_of_figure_1a() -> None:

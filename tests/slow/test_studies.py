@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 
 from abovemup.cli.main import run
 from abovemup.studies.board import announced
-from tests.slow.process import BIN, PATIENCE, ended, rows_in, started, until
+from tests.slow.process import BIN, ended, rows_in, started, until
 from tests.training.tiny import rows
 
 pytestmark = pytest.mark.slow
@@ -26,25 +25,27 @@ TINY = [
     *("data=synthetic", "data.states=256", "tracking=local", "train.seq_len=32", "train.batch_size=4"),
     *("eval.tokens=512", "norms.every=20", "eval.every=50", "checkpoint.every=20"),
 ]
-STEPS = 200
-GRID = ["optimizer.lr=2^-5,2^-4", "train.seed=0,1", "train.tokens=12800,25600"]  # 4 runs of 2 horizons
+STEPS = 300
+GRID = ["optimizer.lr=2^-5,2^-4,2^-3", "train.seed=0,1", "train.tokens=19200,38400"]  # 6 runs of 2 horizons
+SIGNALS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT]
 
 
 def sweep(folder: Path, name: str, *overrides: str) -> list[str]:
     return ["sweep", *TINY, *overrides, f"--dir={folder / name}", "--jobs=2"]
 
 
-def processes(study: Path) -> dict[int, str]:
-    """Process -> command, of what trains in a study."""
+def processes(mark: str) -> dict[int, str]:
+    """Process -> where its output goes, of all that were started with MARK=mark in their environment."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().decode().split("\0")
-        except OSError:
-            continue
-        if "abovemup.studies.child" in words and any(str(study) in word for word in words):
-            found[int(folder.name)] = " ".join(words)
+        with suppress(OSError):
+            if f"MARK={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = os.readlink(folder / "fd" / "1")
     return found
+
+
+def cells_at(mark: str) -> list[int]:
+    return [process for process, out in processes(mark).items() if out.endswith(".log")]
 
 
 def written(study: Path) -> int:
@@ -55,25 +56,28 @@ def told(out: str) -> dict[str, str]:
     return {row["cell"]: row["status"] for row in json.loads(out)["cells"]}
 
 
-@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="finds the children in /proc")
-def test_killed_at_random_it_is_the_undisturbed_study(tmp_path: Path) -> None:
-    """The study, its cells, or both at once; two studies share the folder at the end."""
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
+def test_killed_at_random_it_is_the_undisturbed_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """14 cells and 7 studies are killed, each at a random moment; two studies share the folder at the end."""
     seed = random.randrange(2**32)
     print("seed of the moments:", seed)
     dice = random.Random(seed)
-    command, killed = sweep(tmp_path, "killed", *GRID), tmp_path / "killed"
+    command, killed, mark = sweep(tmp_path, "killed", *GRID), tmp_path / "killed", str(tmp_path)
     assert run(sweep(tmp_path, "whole", *GRID)) == 0
-    for victim in ("study", "cell", "study"):
+    monkeypatch.setenv("MARK", mark)
+    for number in range(7):
         with started(tmp_path, *command) as study:
-            seen = written(killed) + dice.randint(1, 100)
-            assert until(study, lambda seen=seen: written(killed) > seen), study.communicate()
-            if victim == "cell":
-                for pid in [*processes(killed)][:1]:
-                    os.kill(pid, signal.SIGKILL)
-                time.sleep(0.5)
-            study.kill()
+            for victim in ("cell", "cell", "study"):
+                seen = written(killed) + dice.randint(1, 40)
+                assert until(study, lambda seen=seen: written(killed) > seen), study.communicate()
+                if victim == "cell":
+                    with suppress(ProcessLookupError):
+                        os.kill(dice.choice(cells_at(mark)), signal.SIGKILL)
+            signum = SIGNALS[number % 3]
+            study.send_signal(signum)
+            assert ended(study).code == 128 + signum
         deadline = time.monotonic() + 30
-        while left := processes(killed):  # they end with the study
+        while left := processes(mark):  # they end with the study
             assert time.monotonic() < deadline, left
             time.sleep(0.1)
     with started(tmp_path, *command) as one, started(tmp_path, *command) as two:
@@ -82,11 +86,11 @@ def test_killed_at_random_it_is_the_undisturbed_study(tmp_path: Path) -> None:
 
     names = sorted(path.name for path in (tmp_path / "whole" / "runs").iterdir())
     assert names == sorted(path.name for path in (killed / "runs").iterdir())
-    assert len(names) == 4
+    assert len(names) == 6
     for name in names:
         assert rows(killed / "runs" / name) == rows(tmp_path / "whole" / "runs" / name)
         assert [row["step"] for row in rows(killed / "runs" / name)] == list(range(STEPS + 1))
-    assert len(announced(killed)) == 8
+    assert len(announced(killed)) == 12
     assert (killed / "points.csv").read_text() == (tmp_path / "whole" / "points.csv").read_text()
 
 
@@ -152,12 +156,6 @@ def test_horizons_that_were_not_foreseen(
     assert [at[steps] for steps in (60, 80, 50)] == [losses[steps] for steps in (60, 80, 50)]
     starts = [log.read_text().count("step 0/") for log in tmp_path.glob("study/logs/*.log")]
     assert starts == [2]  # once, and once aside
-
-
-def test_a_cell_ends_with_the_study_that_started_it(tmp_path: Path) -> None:
-    nobody = str(os.getpid() + 2**22)  # beyond any process
-    child = [sys.executable, "-m", "abovemup.studies.child", nobody, "train", *TINY, "train.steps=1000000"]
-    assert subprocess.run(child, cwd=tmp_path, timeout=PATIENCE).returncode in (143, -signal.SIGTERM)
 
 
 def test_a_study_on_a_terminal(tmp_path: Path) -> None:

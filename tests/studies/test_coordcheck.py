@@ -248,7 +248,7 @@ def test_the_bounds_are_those_of_the_smallest_size() -> None:
 def test_a_diverged_size_is_no_flat_check(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(exp: Any) -> tuple[dict[Key, Measured], None, None]:
         if exp.model.width == 64:
-            raise coordcheck.Diverged({"step": 1, "loss": math.nan, "grad_norm": math.nan})
+            raise coordcheck.Diverged({"step": 1, "loss": math.nan, "grad_norm": math.nan}, ranks=[])
         return values(head__norm=1.0, head__forward=2.0), None, None
 
     monkeypatch.setattr(coordcheck, "measure", measure)

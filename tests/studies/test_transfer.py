@@ -1,12 +1,12 @@
-"""The best lr, its interval and the verdict, on losses whose answer is known."""
+"""Where the optimum lies, its interval, and the verdicts, on losses whose answer is known."""
 
 import math
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from abovemup.studies.transfer import Array, Curve, best, bootstrap, draw, drift, interval, row, sentence
+from abovemup.studies.transfer import DULL, Array, Scan, drift, interval, optimum, sensitivity, spread, vertices
 
 LRS = np.arange(-6.0, -1.9, 0.5)
 
@@ -15,107 +15,174 @@ def parabola(at: float, curvature: float = 0.3, floor: float = 4.0) -> Array:
     return floor + curvature * (LRS - at) ** 2
 
 
-def curve(*bests: float, size: str = "64", arm: str = "a") -> Curve:
-    """A seed for each best."""
-    return Curve((arm,), size, LRS, np.stack([parabola(at) for at in bests], axis=1))
+def scan(*groups: list[float]) -> Scan:
+    """One batch; a group for each list, a seed for each best log2 lr in it."""
+    losses = np.stack([np.stack([parabola(at) for at in bests], axis=1)[None] for bests in groups])
+    lrs = np.broadcast_to(LRS[None, None, :, None], losses.shape)
+    names = [f"g{i}" for i in range(len(groups))]
+    return Scan(("a",), names, [64], LRS, losses, {"lr": lrs}, np.zeros(losses.shape, bool))
+
+
+def lr(of: Scan, group: int = 0) -> dict[str, Any]:
+    return optimum(of, "lr", group, k=3)
 
 
 @pytest.mark.parametrize("at", [-4.0, -3.9, -3.76, -4.24, -5.3])
 def test_the_vertex_of_a_parabola_lies_between_the_points(at: float) -> None:
-    found = best(LRS, parabola(at))
-    assert found.vertex == pytest.approx(at, abs=1e-9)
-    assert found.grid == LRS[np.argmin(np.abs(LRS - at))]
-    assert found.loss == pytest.approx(4 + 0.3 * (found.grid - at) ** 2)
-    assert not found.edge
+    for k in (3, 7):
+        found = optimum(scan([at]), "lr", 0, k)
+        assert found["x"] == pytest.approx(at, abs=1e-9)
+        assert found["lr"] == LRS[np.argmin(np.abs(LRS - at))]
+        assert found["lowest"] == pytest.approx(4 + 0.3 * (found["lr"] - at) ** 2)
+        assert found["reason"] == ""
 
 
-def test_no_vertex_at_an_edge_or_beside_a_divergence() -> None:
+def test_an_edge_is_told_and_a_divergence_is_none() -> None:
     for at, grid in ((-9.0, -6.0), (0.0, -2.0)):
-        found = best(LRS, parabola(at))
-        assert (found.grid, found.vertex, found.edge) == (grid, grid, True)
-    losses = parabola(-4.1)
-    losses[5:] = math.inf
-    found = best(LRS, losses)
-    assert (found.grid, found.vertex, found.edge) == (-4.0, -4.0, False)
-    assert best(LRS, np.full(len(LRS), math.inf)).loss == math.inf
-    flat = best(LRS, np.where(np.abs(LRS + 4) <= 0.5, 1.0, 2.0))
-    assert flat.grid - 0.5 <= flat.vertex <= flat.grid + 0.5
+        found = lr(scan([at]))
+        assert (found["lr"], found["x"], found["reason"]) == (grid, grid, "edge")
+    one = scan([-4.1])
+    one.losses[0, 0, 5:] = math.inf
+    found = lr(one)
+    assert (found["lr"], found["x"], found["reason"]) == (-4.0, -4.0, "")
+    one.losses[:] = math.inf
+    assert lr(one)["lowest"] == math.inf
+    assert lr(one)["reason"] == "nothing_finite"
+
+
+def test_the_best_batch_must_be_bracketed() -> None:
+    three = scan([-4.0])
+    for best, reason in ((0, "batch_edge"), (1, ""), (2, "batch_edge")):
+        losses = np.concatenate([three.losses + 0.1 * abs(b - best) for b in range(3)], axis=1)
+        many = Scan(("a",), ["g"], [1, 2, 4], LRS, losses, {"lr": np.repeat(three.x["lr"], 3, 1)}, losses > 1e9)
+        assert (optimum(many, "lr", 0)["batch"], optimum(many, "lr", 0)["reason"]) == ([1, 2, 4][best], reason)
+
+
+def test_a_step_limited_optimum_is_not_known() -> None:
+    one = scan([-4.0])
+    one.limited[0, 0, 4] = True
+    assert optimum(one, "lr", 0)["reason"] == "step_limited"
+    one.limited[:] = False
+    one.limited[0, 0, 0] = True  # elsewhere it is left out of the fit
+    one.losses[0, 0, 0] = 50
+    assert optimum(one, "lr", 0, 9)["x"] == pytest.approx(-4.0)
 
 
 def test_the_mean_of_parabolas_has_the_mean_vertex_and_the_interval_is_the_range_of_seeds() -> None:
-    found = row(curve(-4.1, -4.0, -3.6))
-    assert found["best"]["vertex"] == pytest.approx(-3.9)
-    assert found["interval"] == pytest.approx([-4.1, -3.6])
-    assert (found["seeds"], found["missing"]) == (3, 0)
+    three = scan([-4.1, -4.0, -3.6])
+    assert lr(three)["x"] == pytest.approx(-3.9)
+    assert interval(vertices(three, "lr", 3)[1:, 0]) == pytest.approx([-4.1, -3.6])
+    spread_of = three.losses[0, 0, 4].std(ddof=1)
+    assert lr(three)["noise"] == pytest.approx(spread_of)
 
 
 def test_the_interval_shrinks_with_the_root_of_the_number_of_seeds() -> None:
     rng = np.random.default_rng(1)
-    low, high = interval(bootstrap(curve(*(-4 + 0.2 * rng.standard_normal(64))), list(range(64))))
+    low, high = interval(vertices(scan([*(-4 + 0.2 * rng.standard_normal(64))]), "lr", 3)[1:, 0])
     assert (high - low) / 2 == pytest.approx(1.96 * 0.2 / 8, rel=0.25)
 
 
-def test_seeds_are_paired_over_sizes() -> None:
-    """Each size's own interval is an octave wide, and the drift is the same for every seed."""
-    first, last = curve(-4.4, -3.9, -3.4), curve(-4.2, -3.7, -3.2, size="256")
-    moved = drift(first, last)
-    assert row(first)["interval"] == pytest.approx([-4.4, -3.4])
-    assert moved["drift"] == pytest.approx(0.2)
+def test_seeds_are_paired_over_groups() -> None:
+    """Each group's own interval is an octave wide, and the drift is the same for every seed."""
+    moved = drift(scan([-4.4, -3.9, -3.4], [-4.2, -3.7, -3.2]))
     assert moved["interval"] == pytest.approx([0.2, 0.2])
+    assert moved["verdict"] == "transfers"
 
 
 @pytest.mark.parametrize(
-    ("by", "verdict"),
+    ("last", "verdict"),
     [
-        ((0.1, 0.2, -0.3), "transfers"),
-        ((-1.0, -0.8, -1.2), "drifts"),
-        ((0.8, 0.9, 0.7), "drifts"),
-        ((0.2, 0.4, 0.9), "cannot tell"),
-        ((-0.2, -0.4, -0.9), "cannot tell"),
+        ([-4.2, -4.1, -4.0], "transfers"),
+        ([-5.2, -5.0, -4.9], "drifts"),
+        ([-2.9, -3.0, -3.1], "drifts"),
+        ([-5.0, -4.6, -4.0], "cannot tell"),
+        ([-9.0, -9.0, -9.0], "cannot tell"),
     ],
 )
-def test_the_verdict_is_about_one_step_of_the_grid(by: tuple[float, ...], verdict: str) -> None:
-    moved = drift(curve(-4.0, -4.0, -4.0), curve(*(-4.0 + d for d in by)))
-    assert moved["verdict"] == verdict
-    assert moved["step"] == 0.5
-    assert ("why" in moved) == (verdict == "cannot tell")
+def test_the_verdict_on_the_lr(last: list[float], verdict: str) -> None:
+    assert drift(scan([-4.0, -4.0, -4.0], [-4.0] * 3, last))["verdict"] == verdict
 
 
-def test_regret_is_the_loss_given_up_at_the_last_size() -> None:
-    moved = drift(curve(-4.0, -4.0), curve(-5.0, -5.0))
-    assert moved["regret"] == pytest.approx(0.3)
-    assert drift(curve(-4.0, -4.0), curve(-4.0, -4.0))["regret"] == 0
+def test_the_regret_of_the_first_lr() -> None:
+    assert drift(scan([-4.0, -4.0], [-5.0, -5.0]))["regret"] == pytest.approx(0.3)
+    assert drift(scan([-4.0, -4.0], [-4.0, -4.0]))["regret"] == 0
 
 
-def test_an_edge_claims_nothing_and_an_unfinished_seed_is_left_out() -> None:
-    edge = drift(curve(-4.0, -4.0), curve(-9.0, -9.0))
-    assert edge["verdict"] == "cannot tell"
-    assert "drift" not in edge
-    assert "edge" in edge["why"]
-    part = curve(-4.0, -4.2, -3.0)
-    part.losses[3, 2] = math.nan
-    assert (row(part)["seeds"], row(part)["missing"]) == (2, 1)
-    assert row(part)["best"]["vertex"] == pytest.approx(-4.1)
-    assert drift(part, curve(-4.0, -4.2, -3.0))["drift"] == pytest.approx(0)
-    part.losses[3, 1] = math.nan
-    assert drift(part, curve(-4.0, -4.2, -3.0))["why"] == "1 whole seeds"
-    part.losses[3, 0] = math.nan
-    assert "best" not in row(part)
+def test_what_is_not_whole_is_left_out() -> None:
+    part = scan([-4.0, -4.2, -3.0], [-4.0, -4.2, -3.0])
+    part.losses[0, 0, 3, 2] = math.nan
+    assert part.whole().losses.shape[-1] == 2
+    assert drift(part)["drift"] == pytest.approx(0)
+    assert drift(part)["seeds"] == 2
+    part.losses[0, 0, 3, 1] = math.nan
+    assert drift(part)["why"] == "1 whole seeds"
 
 
-def test_the_sentence_names_every_arm() -> None:
-    drifts = [
-        drift(curve(-4.0, -4.0, arm="one"), curve(-4.0, -4.0)),
-        drift(curve(-4.0, -4.0, arm="two"), curve(-5.0, -5.0)),
-        drift(curve(-4.0, -4.0, arm="three"), curve(-9.0, -9.0)),
-    ]
-    said = sentence(drifts, "from 64 to 256")
-    assert "transfers: one; drifts: two; cannot tell: three (best at the edge" in said
-    assert "within 0.5 octave" in said
+def law(norm: float, of_lr: float, noise: float = 0.0, seeds: int = 1, groups: int = 4, batches: int = 1) -> Scan:
+    """Horizons at which the log2 of the best norm moves by `norm` octaves each, that of the best lr by `of_lr`."""
+    rng, lrs = np.random.default_rng(3), np.arange(-7.0, 1.1, 0.5)
+    shape = (groups, batches, len(lrs), seeds)
+    t = np.arange(groups)[:, None, None, None]
+    away = lrs[None, None, :, None] - (-2.0 + of_lr * t)  # from the best lr
+    losses = 4 - 0.2 * t + 0.05 * away**2 + 0.05 * np.abs(np.arange(batches) - batches // 2)[None, :, None, None]
+    losses = losses + noise * rng.standard_normal(shape)
+    x = {"norm": 6 + norm * t + away + np.zeros(shape)}
+    for name, power in DULL.items():
+        x[name] = np.broadcast_to(lrs[None, None, :, None] + power * (12 + t), shape)
+    names = [f"2^{19 + i}" for i in range(groups)]
+    return Scan(("a",), names, [*range(batches)], lrs, losses, x, np.zeros(shape, bool), same_runs=True)
 
 
-def test_the_figure_of_what_is_there(tmp_path: Path) -> None:
-    part = curve(-4.0, -4.2, size="256")
-    part.losses[:] = math.nan
-    draw([curve(-4.0, -4.2), part, curve(-9.0, -9.0, arm="b")], "model.width", tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"figure.png"}
+@pytest.mark.parametrize("seeds", [1, 3])
+@pytest.mark.parametrize(
+    ("norm", "of_lr", "noise", "verdict"),
+    [
+        (0.0, -0.3, 0.001, "transfers"),
+        (0.4, 0.0, 0.001, "drifts"),
+        (0.0, -0.3, 0.3, "cannot tell"),
+        (0.4, 0.0, 0.3, "cannot tell"),
+        (0.25, -0.25, 0.02, "cannot tell"),  # as far
+    ],
+)
+def test_the_verdict_on_the_norm(norm: float, of_lr: float, noise: float, verdict: str, seeds: int) -> None:
+    found = spread(law(norm, of_lr, noise, seeds), "norm", "tokens")
+    assert found["verdict"] == verdict, found
+    if noise == 0.001:
+        away = np.arange(4).std()
+        for name, moves in {"norm": norm, **{name: of_lr + power for name, power in DULL.items()}}.items():
+            low, high = found["spreads"][name][1:]
+            assert found["spreads"][name][0] == pytest.approx(abs(moves) * away, abs=0.03)
+            assert 0 <= low <= high
+
+
+def test_the_verdict_on_the_norm_needs_brackets_groups_and_the_norm() -> None:
+    assert spread(law(0.0, -0.3, groups=3), "norm", "tokens")["why"] == "3 of the 4 that it takes"
+    assert spread(law(0.0, -0.3, groups=3), "norm", "size")["verdict"] == "transfers"
+    assert "edge at 2^22" in spread(law(0.0, -2.0), "norm", "tokens")["why"]
+    limited = law(0.0, -0.3)
+    limited.limited[0] = True
+    assert spread(limited, "norm", "tokens")["why"] == "step_limited at 2^19"
+    one = law(0.0, -0.3, batches=3)
+    one.losses[:, 1] += 1
+    assert "batch_edge" in spread(one, "norm", "tokens")["why"]
+    assert "not measured" in spread(law(0.0, -0.3), "other", "tokens")["why"]
+    one.losses[:] = math.nan
+    assert spread(one, "norm", "tokens")["why"] == "no seed is whole"
+
+
+def test_every_other_coordinate_must_be_beaten() -> None:
+    one = law(0.05, -0.3, 0.001)
+    assert spread(one, "norm", "tokens")["verdict"] == "transfers"
+    one.x["other"] = one.x["norm"] - 0.05 * np.arange(4)[:, None, None, None]
+    found = spread(one, "norm", "tokens")
+    assert (found["verdict"], found["rival"]) == ("drifts", "other")
+
+
+def test_sensitivity_is_the_octaves_within_one_percent() -> None:
+    lrs = np.arange(-6.0, -1.9, 0.01)
+    assert sensitivity(lrs, 4 + 0.16 * (lrs + 4) ** 2) == pytest.approx(1.0, abs=0.01)  # 0.16 x 0.5^2 = 4 / 100
+    assert sensitivity(LRS, parabola(-4.0, curvature=0.32)) == pytest.approx(2 * 0.5 * 0.04 / 0.08)
+    assert sensitivity(LRS, np.full(len(LRS), 3.0)) == LRS[-1] - LRS[0]
+    losses = parabola(-4.0)
+    losses[5:] = math.inf
+    assert sensitivity(LRS, losses) == pytest.approx(0.5 * 0.04 / 0.075)

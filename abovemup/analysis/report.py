@@ -1,0 +1,90 @@
+"""One HTML file on a source that opens without a network, and its figures and tables as files beside it."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from abovemup.analysis import figures, render, results, rules, sentences
+from abovemup.analysis.norm_fit import FitRefused
+from abovemup.analysis.sources import Source
+from abovemup.config.errors import RequestError
+
+# Nothing may be loaded: a report that asked for a file would say so in the browser's console.
+_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ question }}</title>
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
+<style>body { font: 16px/1.5 sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
+td, th { padding: 2px 8px; font-size: 13px } pre { white-space: pre-wrap } figure { overflow-x: auto; margin: 1rem 0 }
+</style><script>{{ plotly|safe }}</script></head><body><h1>{{ question }}</h1>
+{% for arm in sections %}<h2>{{ arm.title }}</h2>
+{% for sentence in arm.sentences %}<p>{{ sentence }}</p>{% endfor %}
+{% for name, figure in arm.figures.items() %}<figure><figcaption>{{ figure.title }}
+({{ files }}/{{ name }}.png, .pdf, .csv)</figcaption>{{ html(figure, name)|safe }}</figure>{% endfor %}
+{% for name, table in arm.tables.items() %}<details><summary>{{ name }} ({{ files }}/{{ name }}.csv, .tex)</summary>
+{{ table.to_html(index=False, float_format="%.4g", border=0)|safe }}</details>{% endfor %}
+{% endfor %}<h2>Methods</h2><p>{{ methods }}</p><h2>Commands</h2><pre>{{ commands }}</pre></body></html>"""
+_COLUMNS = ["model", "tokens", "batch", "runs", "x", "x_error", "loss", "loss_error", "lr", "lr_error", "reason"]
+
+
+def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: Path) -> dict[str, int]:
+    """The report on the arms `sources` of `path`, a study with its result.json or not; `command` is what made it.
+
+    Returns how many figures and files there are. Raises RequestError when no arm has anything at a horizon.
+    """
+    from jinja2 import Environment
+    from plotly.offline import get_plotlyjs
+
+    result = path / "result.json"
+    told: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {}
+    scans, lost = {}, []
+    for name, source in sources.items():
+        try:
+            scans[name] = source.points(norm)["smoothed"]
+        except RequestError as error:
+            lost.append(f"Left out, {name or 'all'}: {error}")
+    if not scans:
+        raise RequestError(lost[0])
+    drawn, left_out = figures.drawn((figures.loss_over_lr, figures.lowest_points), scans, norm)
+    said = [told[key] for key in ("verdict", "conditions") if key in told] + lost + left_out
+    sections: list[dict[str, Any]] = [{"title": "All", "sentences": said, "figures": drawn, "tables": {}}]
+    sections += [section(name, sources[name], norm, f"{i}-") for i, name in enumerate(scans, 1)]
+    folder = out.with_name(f"{out.stem}_files")
+    folder.mkdir(exist_ok=True)
+    for each in sections:
+        for name, figure in each["figures"].items():
+            render.save(figure, folder / f"{name}.png", folder / f"{name}.pdf")
+            figure.table.to_csv(folder / f"{name}.csv", index=False)
+        for name, table in each["tables"].items():
+            table.to_csv(folder / f"{name}.csv", index=False)
+            (folder / f"{name}.tex").write_text(table.to_latex(index=False, escape=True, float_format="%.4g"))
+    runs = pd.concat([source.runs for source in sources.values()])
+    commands = [command, *runs.get("command", pd.Series(dtype=str)).dropna()]
+    page = {"question": told.get("question", f"What do loss and norm depend on in {path.name}?"), "sections": sections}
+    page |= {"methods": sentences.methods(sources.values()), "commands": "\n".join(commands), "files": folder.name}
+    text = Environment(autoescape=True).from_string(_PAGE).render(page, plotly=get_plotlyjs(), html=render.html)
+    aside = out.with_name(f"{out.name}.aside")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, out)
+    return {"figures": sum(len(each["figures"]) for each in sections), "files": len([*folder.iterdir()])}
+
+
+def section(name: str, source: Source, norm: str, prefix: str) -> dict[str, Any]:
+    """Title, sentences, figures and tables of an arm; layouts of lr are drawn, not fitted."""
+    drawn, left_out = figures.drawn((figures.layout,), source.points(norm)["smoothed"])
+    if "lr_in" in source.rows and source.rows.lr.notna().any():
+        source = replace(source, rows=source.rows[source.rows.lr.notna()])
+    answer = results.norm(source, norm)
+    try:
+        answer = results.rule(source, norm)
+    except FitRefused as refusal:
+        answer["refused"] = dict.fromkeys(("lr", "batch", "first_horizon"), str(refusal))
+    more, also_left_out = figures.drawn(figures.FIGURES, source, answer)
+    drawn = {prefix + figure: each for figure, each in (more | drawn).items()}
+    tables = {f"{prefix}optima": pd.DataFrame(answer["optima"]).reindex(columns=_COLUMNS)}
+    tables |= {f"{prefix}rules": pd.DataFrame(rules.lines(answer["rules"]))} if "rules" in answer else {}
+    said = sentences.findings(answer) + also_left_out + left_out
+    return {"title": name or "Results", "sentences": said, "figures": drawn, "tables": tables}

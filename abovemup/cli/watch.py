@@ -1,0 +1,32 @@
+"""`abovemup watch`."""
+
+from typing import Annotated
+
+import typer
+
+from abovemup.cli.options import Json, RunDir
+from abovemup.cli.output import print_json
+
+
+def watch(
+    run: RunDir,
+    source: Annotated[str, typer.Option("--from", metavar="FIT|SOURCE|paper", help="As of predict.")] = "paper",
+    json: Json = False,
+) -> None:
+    """Compare a run's output norm with that of a run at lr*(B, D), at this token count, batch size and horizon.
+
+    Exit code 0: consistent; 1: too high, too low, or it cannot tell; 3: the run diverged.
+    """
+    from abovemup.analysis.predict import read_fit
+    from abovemup.analysis.runs import find
+    from abovemup.analysis.watch import watch as compare
+
+    answer = compare(find(run)[0], read_fit(source))
+    if json:
+        print_json(answer)
+    else:
+        print(*answer["sentences"], sep="\n")
+        for of, each in answer["beyond"].items():
+            for name, octaves in each.items():
+                print(f"Extrapolated: {name} is {octaves:.2g} octaves outside what the law of {of} was fitted on.")
+    raise typer.Exit({"consistent": 0, "diverged": 3}.get(answer["verdict"], 1))

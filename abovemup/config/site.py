@@ -1,0 +1,37 @@
+"""What is true of a place and not of a run: ~/.config/abovemup/site.yaml. None of it is in a config, or in a hash."""
+
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from abovemup.config.errors import RequestError
+from abovemup.config.io import read_yaml
+from abovemup.config.keys import did_you_mean
+
+
+@dataclass(frozen=True)
+class Site:
+    cache: str | None = None  # the folder of prepared data; ABOVEMUP_CACHE wins
+    entity: str | None = None  # W&B's; tracking.entity wins
+    launcher: dict[str, Any] = field(default_factory=dict)  # of --launcher slurm: partition, account, ...
+
+
+def site_file() -> Path:
+    return Path(os.path.expanduser(os.environ.get("XDG_CONFIG_HOME") or "~/.config"), "abovemup", "site.yaml")
+
+
+def site() -> Site:
+    """What the file says; nothing where there is none. Raises RequestError that names the file."""
+    path = site_file()
+    if not path.is_file():
+        return Site()
+    tree, known = read_yaml(path), {field.name: field.type for field in fields(Site)}
+    for key, value in tree.items():
+        if key not in known:
+            raise RequestError(
+                f"{path}: unknown key {key}.{did_you_mean(key, [*known])} It may have {', '.join(known)}."
+            )
+        if not isinstance(value, dict if key == "launcher" else str | None):
+            raise RequestError(f"{path}: {key} is {'keys and values' if key == 'launcher' else 'a text'}.")
+    return Site(**tree)

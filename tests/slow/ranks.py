@@ -1,0 +1,261 @@
+"""What test_ranks.py starts under torchrun: python -m tests.slow.ranks FOLDER LAYOUT...
+
+Every rank also trains the run on its own, as one process, and compares: losses, norms and weights.
+"""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn import Parameter
+
+from abovemup.config.compose import compose
+from abovemup.config.schema import Experiment, Parallel
+from abovemup.data.corpus import Corpus, open_corpus
+from abovemup.optim.build import build_optimizer
+from abovemup.optim.routing import routing_table
+from abovemup.optim.sharded import Owners, local, whole
+from abovemup.training import checkpoint
+from abovemup.training.evaluate import IGNORE
+from abovemup.training.ranks import ALONE, Ranks, join
+from abovemup.training.trainer import Trainer
+from tests.optim.make import Spec, experiment
+from tests.training.tiny import TIMED, TINY
+
+OPTIMIZERS = {  # Adam, of which muon has a part, divides rounding by rounding: its lr is small
+    "adam": ["optimizer.lr=1e-3"],
+    "muon": ["optimizer.lr=1e-3", "optimizer.lr_scale.hidden=32"],
+    "scion": ["optimizer.lr=2^-4"],
+    "above_mup": ["optimizer.lr=2^-4"],
+}
+UNEVEN = [  # 257 rows, a width of 23, an FFN of 1: no number of ranks divides them, some have no rows, and 1 x N, N x 1
+    "model.width=23",
+    "model.heads=1",
+    "model.head_dim=22",
+    "model.kv_heads=1",
+    "model.ffn=1",
+    "model.base.width=23",
+    "model.base.head_dim=22",
+    "model.norm_placement=standard",
+    "model.gains=true",
+    "model.biases=true",
+    "train.batch_size=5",
+    "optimizer.nesterov=true",
+    "optimizer.weight_decay=0.1",
+]
+VARIANTS: dict[str, list[str]] = {
+    "plain": [],
+    "uneven": UNEVEN,
+    "accumulated": ["train.batch_size=8", "train.micro_batch=1"],
+    "clipped": [],
+    "tied": ["model.tie_embeddings=true", "optimizer.norm_control=pre_decay", "optimizer.weight_decay=0.5"],
+    "small": ["train.batch_size=1"],  # less than one sequence a rank
+}
+MATRIX = ("plain", "uneven", "accumulated", "clipped")
+
+
+def settings(optimizer: str, variant: str) -> tuple[Experiment, Corpus]:
+    asked = [*TINY, "train.steps=3", f"optimizer={optimizer}", *OPTIMIZERS[optimizer], *VARIANTS[variant]]
+    exp = compose([f"{k}={v}" for k, v in dict(o.split("=", 1) for o in asked).items()])
+    exp = replace(exp, train=replace(exp.train, device="cpu"))
+    corpus = open_corpus(exp, lambda line: None)
+    if variant == "clipped":
+        norm = Trainer(exp, corpus).gradients(1)[1]
+        exp = replace(exp, optimizer=replace(exp.optimizer, clip=norm / 2))
+    return exp, corpus
+
+
+def trained(trainer: Trainer, steps: int) -> list[dict[str, float]]:
+    records = [trainer.initial_row()] if trainer.t == 0 else []
+    while trainer.t < steps:
+        record = trainer.advance()
+        assert record is not None
+        records.append(record)
+    return [{k: v for k, v in record.items() if k not in TIMED} for record in records]
+
+
+def same_rows(a: list[dict[str, float]], b: list[dict[str, float]]) -> None:
+    for one, other in zip(a, b, strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            assert abs(value - other[key]) <= 1e-5 * max(1.0, abs(value)), (key, value, other[key])
+
+
+def same_weights(a: Trainer, b: Trainer) -> None:
+    for name, p in a.parameters.items():
+        torch.testing.assert_close(
+            whole(p.detach()),
+            b.parameters[name].detach(),
+            rtol=1e-5,
+            atol=1e-5,
+            msg=lambda text, n=name: f"{n}: {text}",
+        )
+
+
+def title(ranks: Ranks, parallel: Parallel) -> str:
+    return f"{parallel.name}{ranks.world}" + f"x{parallel.replicate}" * (parallel.replicate > 1)
+
+
+def check(exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Parallel) -> tuple[Trainer, Trainer]:
+    """Three steps over the ranks and three of one process are the same run."""
+    one = Trainer(exp, corpus)
+    exp = replace(exp, parallel=parallel)
+    many = Trainer(exp, corpus, ranks=ranks)
+    held = sum(local(p).numel() for p in many.parameters.values())
+    everything = sum(p.numel() for p in one.parameters.values())
+    shards = 1 if parallel.name == "ddp" else ranks.world // parallel.replicate
+    assert held <= everything / shards + 1000
+    same_rows(trained(one, 3), trained(many, 3))
+    same_weights(many, one)
+    return one, many
+
+
+def check_resumed(
+    exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Parallel, folder: Path, straight: Trainer
+) -> None:
+    """Saved after two steps, by whatever layouts have been here: the third is that of the straight run."""
+    spread = replace(exp, parallel=parallel)
+    layouts = {"single": (exp, ALONE), title(ranks, parallel): (spread, ranks)}
+    for layout, (e, r) in layouts.items():
+        trainer = Trainer(e, corpus, ranks=r)
+        trained(trainer, 2)
+        state = trainer.state(2)
+        if ranks.first:
+            (folder / layout / exp.optimizer.name).mkdir(parents=True, exist_ok=True)
+            checkpoint.save(folder / layout / exp.optimizer.name, state)
+    ranks.same(None)
+    for path in sorted(folder.glob(f"*/{exp.optimizer.name}/step_00000002")):
+        for e, r in layouts.values():
+            trainer = Trainer(e, corpus, ranks=r)
+            trainer.load(checkpoint.load(path), str(path))
+            trained(trainer, 3)
+            same_weights(trainer, straight)
+        ranks.same(None)
+
+
+def check_masked(ranks: Ranks, parallel: Parallel) -> None:
+    """Case 31: micro-batches with 31, 1, 0 and 16 scored tokens weigh what they have. Case 32: any eval.batch."""
+    exp, corpus = settings("scion", "accumulated")
+    plain = corpus.batch
+
+    def masked(first: int, count: int) -> Tensor:
+        windows = plain(first, count).clone()
+        for row, sample in enumerate(range(first, first + count)):
+            windows[row, 1 + (31, 1, 0, 16)[sample % 4] :] = IGNORE
+        return windows
+
+    corpus.batch = masked  # type: ignore[method-assign]
+    one, many = check(exp, corpus, ranks, parallel)
+    whole_batch = Trainer(replace(exp, train=replace(exp.train, micro_batch=8)), corpus)
+    trained(whole_batch, 3)
+    same_weights(one, whole_batch)
+    for batch in (1, 3, 4, 10):
+        many.exp = replace(many.exp, eval=replace(many.exp.eval, batch=batch))
+        assert abs(many.evaluate()["val/loss"] - one.evaluate()["val/loss"]) < 1e-6
+
+
+def check_direction(ranks: Ranks, parallel: Parallel) -> None:
+    """Case 2: the oracle that was chosen runs. All singular values of a step are one, and it is not the gradient's."""
+    for optimizer in ("muon", "scion", "above_mup"):
+        exp, corpus = settings(optimizer, "plain")
+        msign = replace(exp.optimizer.msign, method="exact")
+        exp = replace(exp, optimizer=replace(exp.optimizer, momentum=0.0, msign=msign), parallel=parallel)
+        trainer = Trainer(exp, corpus, ranks=ranks)
+        trainer.gradients(1)
+        p = trainer.parameters["layers.0.attention.wq.weight"]
+        before, gradient = whole(p.detach()).clone(), whole(p.grad)
+        trainer.optimizer.step()
+        step = whole(p.detach()) - before
+        sigma = torch.linalg.svdvals(step)
+        assert sigma.max() < 1.01 * sigma[sigma > 1e-3 * sigma.max()].min()
+        assert abs(torch.nn.functional.cosine_similarity(step.flatten(), -gradient.flatten(), 0)) < 0.99
+
+
+SHAPES = {
+    "row": ("hidden", (1, 13)),
+    "column": ("hidden", (13, 1)),
+    "prime": ("hidden", (7, 5)),
+    "other": ("hidden", (7, 5)),
+    "frozen": ("hidden", (7, 5)),
+    "idle": ("hidden", (5, 3)),
+    "embedding": ("embedding", (11, 3)),
+    "gain": ("gain", (2,)),
+    "bias": ("bias", (5,)),
+    "head": ("head", (11, 3)),
+}
+
+
+def check_absent(ranks: Ranks, parallel: Parallel) -> None:
+    """Gradients that only some ranks have, or none: the step of one process, and nobody waits for anybody."""
+    mesh = init_device_mesh("cpu", (ranks.world,))
+    for table in ("scion", "above_mup", "muon", "adam"):
+        e = experiment(table, lr=1e-3)
+        routes = routing_table([Spec(n, s, r, "") for n, (r, s) in SHAPES.items()], e)
+        g = torch.Generator().manual_seed(1)
+        values = {n: torch.randn(shape, generator=g) for n, (_, shape) in SHAPES.items()}
+        one = {n: Parameter(v.clone()) for n, v in values.items()}
+        many: dict[str, Any] = {n: Parameter(v.clone()) for n, v in values.items()}
+        if parallel.name == "fsdp":
+            many = {n: Parameter(distribute_tensor(v, mesh, [Shard(0)])) for n, v in values.items()}
+        single = build_optimizer(one, routes, e)
+        shared = build_optimizer(many, routes, e, Owners(None, parallel.name == "fsdp"))
+        one["frozen"].requires_grad_(False)
+        many["frozen"].requires_grad_(False)
+        for _ in range(3):
+            for i, name in enumerate(SHAPES):
+                grad = torch.randn(SHAPES[name][1], generator=g)
+                if name in ("frozen", "idle"):
+                    continue
+                here = i % 2 == 0 or ranks.first or parallel.name == "ddp"
+                if parallel.name == "fsdp":  # what the other ranks do not have is zero
+                    rows = local(distribute_tensor(grad, mesh, [Shard(0)])) * float(here)
+                    grad = DTensor.from_local(rows, mesh, [Shard(0)], shape=grad.shape, stride=grad.stride())
+                    many[name].grad = grad if here else None
+                    grad = grad.full_tensor()
+                else:
+                    many[name].grad = grad.clone()
+                one[name].grad = grad
+            single.step()
+            shared.step()
+        for name, p in many.items():
+            torch.testing.assert_close(
+                whole(p.detach()), one[name].detach(), rtol=1e-5, atol=1e-6, msg=f"{table} {name}"
+            )
+        for name in ("frozen", "idle"):
+            assert whole(many[name].detach()).equal(values[name])
+
+
+def check_all(ranks: Ranks, parallel: Parallel, folder: Path) -> None:
+    seen = (folder / title(ranks, parallel)).exists()  # then it only goes on from what has come since
+    for optimizer in OPTIMIZERS:
+        for variant in ("uneven",) if seen else MATRIX:
+            exp, corpus = settings(optimizer, variant)
+            one, _ = check(exp, corpus, ranks, parallel)
+            if variant == "uneven":
+                check_resumed(exp, corpus, ranks, parallel, folder, one)
+    if not seen:
+        check_masked(ranks, parallel)
+        check_direction(ranks, parallel)
+        for variant in ("tied", "small"):
+            check(*settings("scion", variant), ranks, parallel)
+        if parallel.replicate == 1:
+            check_absent(ranks, parallel)
+
+
+def main(folder: Path, layouts: list[str]) -> None:
+    torch.set_num_threads(1)
+    with join() as ranks:
+        for name, _, replicate in (layout.partition("x") for layout in layouts):
+            parallel = Parallel(name=name, replicate=int(replicate or 1))  # type: ignore[arg-type]
+            check_all(ranks, parallel, folder)
+            if ranks.first:
+                print(f"{title(ranks, parallel)}: equal", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

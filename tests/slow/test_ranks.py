@@ -1,0 +1,152 @@
+"""Several processes are one run: its numbers, its checkpoints, and its end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slow.process import PATIENCE, Ended, ended, rows_in, run, shell, started, tiny, until
+from tests.training.tiny import rows
+
+pytestmark = pytest.mark.slow
+
+ENDLESS = tiny("train.steps=100000", "eval.every=50", "checkpoint.every=1", "checkpoint.keep=2", "run.name=one")
+# The command, as one that waits 8 s for another rank.
+HASTY = """
+import sys
+from abovemup.training import ranks
+ranks.TIMEOUT = 8.0
+from abovemup.cli.main import main
+main()
+"""
+NAN = """
+import os
+from abovemup.training import trainer
+plain = trainer.loss_sum
+def loss_sum(logits, targets):
+    return plain(logits, targets) * (float("nan") if os.environ["RANK"] == "1" else 1)
+trainer.loss_sum = loss_sum
+from abovemup.cli.main import main
+main()
+"""
+
+
+def torchrun(folder: Path, ranks: int, *arguments: str) -> Ended:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def test_every_layout_is_the_single_process(tmp_path: Path) -> None:
+    """ddp 2, fsdp 2, fsdp 3 and hybrid 2 x 2, and from each to each: what a layout has saved the later ones go on from,
+    and the last launches go on from what came after theirs."""
+    for ranks, *layouts in ((2, "ddp", "fsdp"), (3, "fsdp"), (4, "fsdpx2"), (2, "ddp", "fsdp"), (3, "fsdp")):
+        end = torchrun(Path.cwd(), ranks, "-m", "tests.slow.ranks", str(tmp_path), *layouts)
+        assert end.code == 0, end.err[-3000:]
+        assert end.out.count("equal") == len(layouts)
+
+
+def close(a: Path, b: Path) -> None:
+    for one, other in zip(rows(a), rows(b), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+
+
+def test_a_run_moves_from_one_to_three_to_two_processes(tmp_path: Path) -> None:
+    assert run(tmp_path, "train", *tiny("run.name=straight")).code == 0
+    assert run(tmp_path, "train", *tiny("run.name=moved", "train.steps=2")).code == 0
+    end = run(tmp_path, "train", "--resume", "moved", "train.steps=4", "parallel=fsdp", "--nproc", "3")
+    assert end.code == 0, end
+    assert end.out.count("finished") == end.out.count("step 4/4") == 1, "only rank 0 prints"
+    end = run(tmp_path, "train", "--resume", "moved", "train.steps=6", "parallel=ddp", "--nproc", "2", "--json")
+    assert end.code == 0, end
+    assert json.loads(end.out)["status"] == "finished"
+    close(tmp_path / "runs/moved", tmp_path / "runs/straight")
+    assert "name: ddp" in (tmp_path / "runs/moved/config.yaml").read_text()
+
+
+def test_a_request_that_cannot_be_met(tmp_path: Path) -> None:
+    """One message, exit code 2, and nothing on the disk."""
+    absent = tiny("data=text", "data.path=/nowhere", "tokenizer=byte")
+    end = shell(tmp_path, '"$@" && echo ok', "train", *absent, "--nproc", "2")
+    assert end.code == 2, end
+    assert "/nowhere" in end.err
+    assert len(end.err.splitlines()) == 1, end
+    assert not end.out
+    assert not [*tmp_path.iterdir()]
+
+
+def workers(launcher: subprocess.Popen[str]) -> dict[int, int]:
+    """rank -> process id."""
+    found = {}
+    for pid in subprocess.run(["pgrep", "-P", str(launcher.pid)], capture_output=True, text=True).stdout.split():
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found |= {int(entry[5:]): int(pid) for entry in environment if entry.startswith(b"RANK=")}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("signum", "rank", "code", "status"),
+    [(signal.SIGTERM, 1, 143, "interrupted"), (signal.SIGKILL, 1, 4, "failed"), (signal.SIGKILL, 0, 4, "running")],
+)
+def test_a_signal_to_one_rank_ends_all(
+    signum: signal.Signals, rank: int, code: int, status: str, tmp_path: Path
+) -> None:
+    with started(tmp_path, "train", *ENDLESS, "--nproc", "2") as launcher:
+        assert until(launcher, lambda: rows_in(tmp_path / "runs/one") > 5), ended(launcher)
+        pids = workers(launcher)
+        os.kill(pids[rank], signum)
+        end = ended(launcher)
+    assert end.code == code, end
+    gone = f"abovemup: rank {rank} does not answer: it was killed, or it hangs: continue with --resume runs/one"
+    assert end.err.splitlines() == ([gone] if code == 4 else []), end
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+    assert json.loads((tmp_path / "runs/one/summary.json").read_text())["status"] == status
+    step = rows(tmp_path / "runs/one")[-1]["step"]
+    end = run(tmp_path, "train", "--resume", "one", f"train.steps={step + 2}")
+    assert end.code == 0, end
+    assert [row["step"] for row in rows(tmp_path / "runs/one")] == list(range(step + 3))
+
+
+def test_a_signal_to_the_launcher_ends_all(tmp_path: Path) -> None:
+    with started(tmp_path, "train", *ENDLESS, "--nproc", "2") as launcher:
+        assert until(launcher, lambda: rows_in(tmp_path / "runs/one") > 5), ended(launcher)
+        launcher.send_signal(signal.SIGTERM)
+        end = ended(launcher)
+    assert end.code == 143, end
+    assert json.loads((tmp_path / "runs/one/summary.json").read_text())["status"] == "interrupted"
+
+
+def test_a_rank_that_stalls(tmp_path: Path) -> None:
+    (tmp_path / "hasty.py").write_text(HASTY)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "hasty.py", "train", *ENDLESS]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        assert until(launcher, lambda: rows_in(tmp_path / "runs/one") > 5), ended(launcher)
+        stalled, summary = workers(launcher)[1], tmp_path / "runs/one/summary.json"
+        os.kill(stalled, signal.SIGSTOP)
+        assert until(launcher, lambda: '"failed"' in summary.read_text()), ended(launcher)
+        os.kill(stalled, signal.SIGCONT)  # the launcher would kill it after 30 s
+        end = ended(launcher)
+    assert end.code == 1, end  # torchrun's own
+    assert end.err.count("abovemup: rank 1 does not answer: it was killed, or it hangs: continue with --resume") == 1
+    assert "rank 1 does not answer" in json.loads(summary.read_text())["reason"]
+
+
+def test_a_nan_on_one_rank(tmp_path: Path) -> None:
+    (tmp_path / "nan.py").write_text(NAN)
+    end = torchrun(tmp_path, 2, "nan.py", "train", *tiny("run.name=one"))
+    assert end.code == 1, end
+    assert end.out.count("diverged: step 1: loss nan (rank 1), gradient norm nan. The step was not taken.") == 1, end
+    summary = json.loads((tmp_path / "runs/one/summary.json").read_text())
+    assert summary["status"] == "diverged"
+    assert (tmp_path / "runs/one/checkpoints/step_00000000").is_dir()
+
+
+def test_the_code_of_a_diverged_run_is_passed_on(tmp_path: Path) -> None:
+    wild = tiny("optimizer.lr=1e6", "optimizer.weight_decay=1e6")
+    end = shell(tmp_path, '"$@" && echo ok', "train", *wild, "--nproc", "2", "parallel=fsdp")
+    assert end.code == 3, end
+    assert not end.out.endswith("ok\n")

@@ -1,0 +1,112 @@
+"""A real Slurm on this machine: jobs are preempted, cancelled and found again, and the study comes out the same."""
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from abovemup.studies.board import announced, trained
+from tests.slow.process import PATIENCE, ended, rows_in, run, started, until
+from tests.slow.test_studies import TINY
+from tests.training.tiny import rows
+
+pytestmark = pytest.mark.slow
+
+STEPS = 400
+GRID = ["optimizer.lr=2^-5,2^-4", "train.seed=0,1", f"train.steps={STEPS}"]
+
+
+def slurm(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE).stdout
+
+
+def answers() -> bool:
+    return shutil.which("sinfo") is not None and "idle" in slurm("sinfo", "--noheader", "--format=%T")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A Slurm that answers here, or one that the script beside the test data starts from installed packages."""
+    data = os.environ.get("ABOVEMUP_TEST_DATA")
+    script = Path(data or "../shared/data").resolve().parent / "scripts" / "one-node-slurm"
+    if answers():
+        yield
+        return
+    if os.geteuid() or not script.exists() or shutil.which("slurmctld") is None:
+        pytest.skip("no Slurm answers, and to start one takes root, slurmctld, and the script one-node-slurm")
+    state = str(tmp_path_factory.mktemp("slurm"))
+    subprocess.run([str(script), "start", state], check=True, timeout=PATIENCE)
+    if not answers():
+        pytest.skip(f"Slurm does not start: see {state}")
+    yield
+    subprocess.run([str(script), "stop", state], check=True, timeout=PATIENCE)
+
+
+def jobs(*states: str) -> dict[str, str]:
+    """Name -> number, of those in one of the states."""
+    lines = slurm("squeue", "--me", "--noheader", f"--states={','.join(states)}", "--format=%j %i").splitlines()
+    return dict(line.split() for line in lines)
+
+
+def wait(happens: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happens():
+        assert time.monotonic() < deadline, slurm("squeue", "--states=all")
+        time.sleep(0.2)
+
+
+def test_preempted_cancelled_and_found_again_it_is_the_local_study(tmp_path: Path) -> None:
+    """One job is queued again, one is cancelled, and the study that submitted them is killed and started again."""
+    command, study = ["sweep", *TINY, *GRID, f"--dir={tmp_path / 'slurm'}", "--json"], tmp_path / "slurm"
+    ours = [*command, "--launcher=slurm", "launcher.mem_gb=1", "launcher.timeout_min=30"]
+    with started(tmp_path, *ours) as first:
+        assert until(first, lambda: sum(rows_in(folder) > 25 for folder in study.glob("runs/*")) == 2)
+        (one, preempted), (other, cancelled) = jobs("RUNNING").items()
+        for job in (preempted, cancelled):
+            slurm("scancel", "--signal=STOP", job)  # that they last, however slowly a study starts
+        first.kill()
+    with started(tmp_path, *ours) as second:
+        assert until(second, lambda: all(trained(study, cell) for cell in announced(study)))  # those that wait, too
+        for job in (preempted, cancelled):
+            slurm("scancel", "--signal=CONT", job)
+        slurm("scancel", "--signal=USR2", preempted)
+        wait(lambda: one in jobs("PENDING"))
+        slurm("scontrol", "update", f"JobId={preempted}", "StartTime=now")  # Slurm lets it wait for two minutes
+        slurm("scancel", cancelled)
+        end = ended(second)
+    found = {row["cell"]: row["status"] for row in json.loads(end.out)["cells"]}
+    assert end.code == 4
+    assert sorted(found.values()) == ["finished", "finished", "finished", "unfinished"]
+    (lost,) = [cell for cell, status in found.items() if status == "unfinished"]
+    assert other.startswith(lost)
+    assert f"Slurm job {cancelled}: CANCELLED" in end.err
+    last = run(tmp_path, *ours)
+    assert last.code == 0, last
+
+    local = run(tmp_path, *command, f"--dir={tmp_path / 'local'}")
+    assert local.code == 0, local
+    names = sorted(folder.name for folder in (tmp_path / "local" / "runs").iterdir())
+    assert names == sorted(folder.name for folder in (study / "runs").iterdir())
+    for name in names:
+        assert rows(study / "runs" / name) == rows(tmp_path / "local" / "runs" / name)
+        log = (study / "logs" / f"{name}.log").read_text()
+        assert log.count("step 0/") == 1  # no cell began twice
+        assert log.count("\n$ ") == (1 if one.startswith(name) or name == lost else 0)
+
+
+def test_what_sbatch_refuses(tmp_path: Path) -> None:
+    command = ["sweep", *TINY, "train.steps=5", "--dir=s", "--launcher=slurm"]
+    for option, said in (
+        ("launcher.partition=nowhere", "invalid partition"),
+        ("launcher.partitoin=main", "Did you mean partition?"),
+        ("launcher.timeout_min=soon", "launcher"),
+    ):
+        end = run(tmp_path, *command, option)
+        assert end.code == 2, end
+        assert said in end.err
+    assert not jobs("PENDING", "RUNNING")
