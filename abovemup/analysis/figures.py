@@ -1,5 +1,6 @@
 """The figures of arXiv:2510.03871 from any source: each one a table, and how it is to be drawn."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ class Figure:
     ticks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        table = self.table.dropna(subset=["x"]).reset_index(drop=True)
+        table = self.table.dropna(subset=["x"])
         new: dict[str, Any] = {**_DRAWN, "colour": table["series"], "dash": table["series"]}
         for key, value in new.items():
             table[key] = table[key].fillna(value) if key in table else value
@@ -39,7 +40,22 @@ class Figure:
             told = ", lr " + table.lr.map(power) + ", batch " + table.batch.map(power)
             name = table.run if "run" in table else table.get("model", "")
             table["text"] = table.text.where(table.text != "", (name + told).fillna(""))
-        self.table = table
+        self.table = table.sort_values(["row", "column"], key=natural, kind="stable", ignore_index=True)
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Of the x axis, where less than an octave is drawn: so little does not fill a figure."""
+        low, high = (end([*self.table.x, *(self.band or ())]) for end in (min, max))
+        return ((low + high - 1) / 2, (low + high + 1) / 2) if high - low < 1 else None
+
+
+def natural(values: "pd.Series[Any]") -> "pd.Series[Any]":
+    """To sort texts by the numbers in them: w64 before w128, 2^-4 before 2^-3.5."""
+    return values if pd.api.types.is_numeric_dtype(values) else values.map(numbered)
+
+
+def numbered(text: str) -> str:
+    return re.sub(r"(?<=\^)-?\d+(\.\d+)?|\d+(\.\d+)?", lambda m: f"{1e9 + float(m[0]):.6f}", text)
 
 
 def power(count: Any) -> str:
@@ -81,7 +97,10 @@ def norm_growth(source: Source, answer: Answer) -> Figure:
 
 
 def optima_over_horizons(source: Source, answer: Answer) -> Figure:
-    return _optima(answer, pd.DataFrame(answer["optima"]), "tokens", "model")
+    found = pd.DataFrame(answer["optima"])
+    if found.tokens.nunique() < 2 <= found.model.nunique():
+        raise FitRefused("few_horizons", "there is one horizon.")
+    return _optima(answer, found, "tokens", "model")
 
 
 def optima_over_models(source: Source, answer: Answer) -> Figure:
@@ -91,17 +110,19 @@ def optima_over_models(source: Source, answer: Answer) -> Figure:
     return _optima(answer, found, "model", "tokens")
 
 
-def _optima(answer: Answer, found: pd.DataFrame, series: str, column: str) -> Figure:
-    known = found[found.x.notna()].sort_values([series, "batch"])
+def _optima(answer: Answer, found: pd.DataFrame, series: str, column: str, of: str = "Optimal norm and loss") -> Figure:
+    known = found[found.x.notna()].sort_values([series, "batch"], key=natural)
     if known.empty:
         raise FitRefused("no_optimum", f"nothing has an optimum: {found.advice.iloc[0]}")
-    rank = known.groupby(CELL[:2]).loss.rank(ascending=False)
-    best = known.groupby(CELL[:2]).loss.rank() == 1
+    losses = known.groupby(CELL[:2], dropna=False).loss
+    rank, best = losses.rank(ascending=False), known.loss == losses.transform("min")
     known = known.assign(mode="lines+markers", size=6 * 1.85 ** (rank / 4), opacity=np.where(best, 1, 0.5))
     known = known.assign(y=known.loss, error=known.get("loss_error", np.nan))
-    for to, of in (("series", series), ("column", column)):
-        known[to] = known[of].map(power) + " tokens" if of == "tokens" else known[of]
-    title = f"Optimal norm and loss of each batch size, a line for each {series}; the largest point is the best batch."
+    for to, key in (("series", series), ("column", column)):
+        known[to] = known[key].map(power) + " tokens" if key == "tokens" else known[key]
+    line = "horizon" if series == "tokens" else series
+    title = f"{of} at each batch size, a line for each {line}; the largest point is the lowest loss, grey the band."
+    title = title if answer.get("band") else title.replace(", grey the band", "")
     return Figure(title, known, f"log2 {answer['norm']}", band=_ends(answer.get("band")))
 
 
@@ -202,13 +223,14 @@ def loss_over_lr(scans: dict[str, pd.DataFrame], norm: str) -> Figure:
     groups = points.groupby(["column", *CELL, "lr"], as_index=False)
     mean = groups.agg(y=("loss", "mean"), error=("loss", "std"), seeds=("run", "nunique"))
     mean = mean.assign(x=np.log2(mean.lr), series=mean.model + ", batch " + mean.batch.map(power), mode="lines+markers")
+    mean = mean.sort_values(["series", "x"], key=natural)
     return Figure("Loss over lr at the longest horizon, mean and std over seeds, a panel an arm.", mean, "log2 lr")
 
 
 def lowest_points(scans: dict[str, pd.DataFrame], norm: str) -> Figure:
     low = pd.concat([norm_fit.optima(scan, None, fitted=False).assign(arm=name) for name, scan in scans.items()])
     low["scan"], low["model"] = low.model + ", " + low.tokens.map(power), low.arm + low.model
-    return _optima({"norm": norm}, low, "scan", "arm")
+    return _optima({"norm": norm}, low, "scan", "arm", "Lowest loss and its norm")
 
 
 def drawn(functions: Sequence[Callable[..., Figure]], *arguments: Any) -> tuple[dict[str, Figure], list[str]]:

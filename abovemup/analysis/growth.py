@@ -11,6 +11,7 @@ from scipy import stats
 from abovemup.analysis.norm_fit import Array, FitRefused
 
 STEP = 0.25  # octaves between the points of a fit: a log has ever more rows an octave, which are not more evidence
+LEAST = 8  # points of a fit; a segment needs 4
 APART = 0.25  # octaves between the norms of batch sizes that have parted
 
 
@@ -18,17 +19,18 @@ def segments(t: Array, x: Array, most: int = 3) -> dict[str, Any]:
     """The continuous polygon through x = log2(norm) over t = log2(tokens), both (n,), of 1 to `most` segments (BIC).
 
     Returns slopes with 95 % intervals by OLS, and the breaks {tokens, norm (log2), interval of tokens} with intervals
-    by profile likelihood. Raises FitRefused for a log that spans fewer than 12 steps of a quarter octave.
+    by profile likelihood. Raises FitRefused for a log that spans fewer than 8 steps: a quarter octave each, or what
+    lies between its rows where that is more (between the points of a log there is no evidence).
     """
     order = np.argsort(t)
-    grid = np.arange(t.min(), t.max() + 1e-9, STEP)
-    if len(grid) < 12:
-        raise FitRefused(
-            "few_points", f"the norm is logged over {np.ptp(t):.1f} octaves of tokens, {12 * STEP:g} needed."
-        )
+    step = max(STEP, float(np.median(np.diff(np.unique(t)))) if np.ptp(t) else STEP)
+    grid = np.arange(t.min(), t.max() + 1e-9, step)
+    if len(grid) < LEAST:
+        needed = f"{(LEAST - 1) * step:g} needed with a row every {step:.3g}"
+        raise FitRefused("few_points", f"the norm is logged over {np.ptp(t):.1f} octaves of tokens, {needed}.")
     y, n = np.interp(grid, t[order], x[order]), len(grid)
     fits: list[tuple[float, float, tuple[int, ...]]] = []
-    for count in range(most):
+    for count in range(min(most, len(grid) // 4)):
         for at in itertools.combinations(range(3, n - 3), count):
             if all(b - a >= 3 for a, b in itertools.pairwise(at)):
                 terms = _terms(grid, at)

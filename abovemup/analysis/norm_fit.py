@@ -4,7 +4,9 @@ The procedure is that of arXiv:2510.03871, appendix A.4, with typed refusals whe
 the one with the smaller std, then the larger norm, is the lowest; of batch sizes with equal losses, the larger.
 """
 
+import itertools
 import math
+import operator
 from typing import Any
 
 import numpy as np
@@ -165,11 +167,13 @@ def with_variants(points: dict[str, pd.DataFrame], intercept: Intercept) -> pd.D
 def best_batches(found: pd.DataFrame) -> pd.DataFrame:
     """Of each (model, tokens) the batch with the lowest fitted loss; `reason` where it is at an edge or not known."""
     rows = []
-    for _, group in found.groupby(CELL[:2], sort=True, dropna=False):
-        row = group.sort_values(["loss", "batch"], ascending=[True, False]).iloc[0].to_dict()
-        ends = {group.batch.min(): "down", group.batch.max(): "up"}
-        for lower in group[(group.lowest < row["loss"]) & group.x.isna()][:1].itertuples():
-            advice = f"batch {lower.batch:.0f} is lower, and there {lower.advice}"
+    cells = sorted(found.to_dict("records"), key=operator.itemgetter(*CELL))
+    for _, same in itertools.groupby(cells, key=operator.itemgetter(*CELL[:2])):
+        group = list(same)
+        row = dict(min(group, key=lambda row: (math.inf if math.isnan(row["loss"]) else row["loss"], -row["batch"])))
+        ends = {group[0]["batch"]: "down", group[-1]["batch"]: "up"}
+        for lower in [each for each in group if each["lowest"] < row["loss"] and math.isnan(each["x"])][:1]:
+            advice = f"batch {lower['batch']:.0f} is lower, and there {lower['advice']}"
             row |= {"reason": "batch_unknown", "advice": advice}
         if row["batch"] in ends and len(group) > 1 and not row["reason"]:
             advice = f"the best batch is the last of the grid, {row['batch']:.0f}: extend it {ends[row['batch']]}."

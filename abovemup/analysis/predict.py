@@ -39,8 +39,10 @@ def predict(fit: dict[str, Any], tokens: float, batch: float | None) -> dict[str
     """Recommended lr (log2) and batch (log2 tokens), each with 95 % intervals of the law and of one more observation.
 
     Without `batch` lr is that at B*(tokens). `beyond`: octaves outside what was fitted, by law and name. RequestError
-    when the fit lacks a law that is needed.
+    when the fit lacks a law that is needed, and for a batch of more than all tokens.
     """
+    if batch and batch > tokens:
+        raise RequestError(f"a batch of {batch:.4g} tokens is more than the {tokens:.4g} of the whole run.")
     laws, at = fit["rules"], {"tokens": tokens} | ({"batch": batch} if batch else {})
     answer: dict[str, Any] = {"beyond": {}, "norm": fit["norm"], "log2_norm": fit.get("band"), "low_sensitivity": []}
     for of in ("batch", "lr"):

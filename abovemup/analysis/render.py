@@ -34,10 +34,12 @@ def panels(figure: Figure) -> tuple[list[str], list[str]]:
 
 def html(figure: Figure, name: str) -> str:
     """A <div> and the script that draws it; plotly's own script is to be there once."""
+    from markupsafe import escape  # plotly reads some tags in texts
     from plotly.subplots import make_subplots
 
     rows, columns = panels(figure)
-    told = ["<br>".join(textwrap.wrap(column, 30)) for column in columns]
+    wide = max(12, 150 // len(columns))
+    told = ["<br>".join(map(escape, textwrap.wrap(column, wide, break_on_hyphens=False))) for column in columns]
     titles: Any = {"row_titles": rows, "column_titles": told, "x_title": figure.x, "y_title": figure.y}
     drawn = make_subplots(len(rows), len(columns), shared_xaxes="all", shared_yaxes="all", **titles)
     seen: set[str] = set()
@@ -47,8 +49,9 @@ def html(figure: Figure, name: str) -> str:
         if "shade" in points and points.shade.notna().all():
             ends = {"cmin": figure.table.shade.min(), "cmax": figure.table.shade.max()}
             marker |= {"color": points.shade.tolist(), "colorscale": "Cividis", "colorbar": {"x": 1.15}, **ends}
-        trace: Any = {name: points[name].tolist() for name in ("x", "y", "text")}
-        trace |= {"type": "scatter", "mode": style["mode"], "name": series, "legendgroup": series, "marker": marker}
+        trace: Any = {"x": points.x.tolist(), "y": points.y.tolist(), "text": points.text.map(escape).tolist()}
+        trace |= {"type": "scatter", "mode": style["mode"], "name": str(escape(series)), "legendgroup": series}
+        trace |= {"marker": marker}
         trace |= {"showlegend": series not in seen, "line": {"color": style["colour"], "dash": style["dash"]}}
         trace |= {"opacity": float(points.opacity.iloc[0])} if style["mode"] == "lines" else {}
         trace |= {"error_y": {"array": points.error.tolist(), "visible": bool(points.error.notna().any())}}
@@ -58,7 +61,11 @@ def html(figure: Figure, name: str) -> str:
         drawn.add_vrect(*figure.band, fillcolor="grey", opacity=0.2, line_width=0)
     if figure.ticks:
         drawn.update_xaxes(tickvals=list(range(len(figure.ticks))), ticktext=list(figure.ticks))
-    drawn.update_layout(template="plotly_white", height=200 + 240 * len(rows), width=max(800, 150 + 260 * len(columns)))
+    if figure.ends:
+        drawn.update_xaxes(autorangeoptions={"include": figure.ends})
+    top = 30 + 18 * max(text.count("<br>") for text in told)
+    margin = {"t": top, "b": 60, "l": 70, "r": 20}
+    drawn.update_layout(template="plotly_white", height=140 + top + 220 * len(rows), width=1160, margin=margin)
     return str(drawn.to_html(full_html=False, include_plotlyjs=False, div_id=name, config={"displaylogo": False}))
 
 
@@ -91,6 +98,7 @@ def save(figure: Figure, *paths: Path) -> None:
             at.set_title("\n".join(textwrap.wrap(f"{rows[i]} {columns[j]}", 36)), fontsize=7)
             at.axvspan(*figure.band, color="0.9", zorder=0) if figure.band else None
             at.set_xticks(range(len(figure.ticks)), figure.ticks) if figure.ticks else None
+            at.set_xlim(figure.ends) if figure.ends else None
     canvas.supxlabel(figure.x)
     canvas.supylabel(figure.y)
     canvas.legend(seen.values(), seen.keys(), loc="outside right upper", fontsize=6, frameon=False)

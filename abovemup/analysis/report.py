@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,14 +39,15 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     from jinja2 import Environment
     from plotly.offline import get_plotlyjs
 
-    result = path / "result.json"
-    told: dict[str, Any] = json.loads(result.read_text()) if result.is_file() else {}
+    told: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):  # there is none, or it is no study's
+        told = {key: str(value) for key, value in dict(json.loads((path / "result.json").read_text())).items()}
     scans, lost = {}, []
     for name, source in sources.items():
         try:
             scans[name] = source.points(norm)["smoothed"]
         except RequestError as error:
-            lost.append(f"Left out, {name or 'all'}: {error}")
+            lost.append(f"{f'Left out, {name}: ' if name else ''}{error}")
     if not scans:
         raise RequestError(lost[0])
     drawn, left_out = figures.drawn((figures.loss_over_lr, figures.lowest_points), scans, norm)
@@ -53,6 +55,8 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     sections: list[dict[str, Any]] = [{"title": "All", "sentences": said, "figures": drawn, "tables": {}}]
     sections += [section(name, sources[name], norm, f"{i}-") for i, name in enumerate(scans, 1)]
     folder = out.with_name(f"{out.stem}_files")
+    if (folder.exists() and not folder.is_dir()) or (folder / "metrics.jsonl").exists():
+        raise RequestError(f"{folder} is no folder for figures: choose another --out.")
     folder.mkdir(exist_ok=True)
     for each in sections:
         for name, figure in each["figures"].items():
@@ -63,13 +67,17 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
             (folder / f"{name}.tex").write_text(table.to_latex(index=False, escape=True, float_format="%.4g"))
     runs = pd.concat([source.runs for source in sources.values()])
     commands = [command, *runs.get("command", pd.Series(dtype=str)).dropna()]
-    page = {"question": told.get("question", f"What do loss and norm depend on in {path.name}?"), "sections": sections}
+    page = {
+        "question": told.get("question", f"What do loss and norm depend on in {path.resolve().name}?"),
+        "sections": sections,
+    }
     page |= {"methods": sentences.methods(sources.values()), "commands": "\n".join(commands), "files": folder.name}
     text = Environment(autoescape=True).from_string(_PAGE).render(page, plotly=get_plotlyjs(), html=render.html)
     aside = out.with_name(f"{out.name}.aside")
     aside.write_text(text, encoding="utf-8")
     os.replace(aside, out)
-    return {"figures": sum(len(each["figures"]) for each in sections), "files": len([*folder.iterdir()])}
+    figure_count, tables = (sum(len(each[kind]) for each in sections) for kind in ("figures", "tables"))
+    return {"figures": figure_count, "files": 3 * figure_count + 2 * tables}
 
 
 def section(name: str, source: Source, norm: str, prefix: str) -> dict[str, Any]:
@@ -79,7 +87,7 @@ def section(name: str, source: Source, norm: str, prefix: str) -> dict[str, Any]
         source = replace(source, rows=source.rows[source.rows.lr.notna()])
     answer = results.norm(source, norm)
     try:
-        answer = results.rule(source, norm)
+        results.laws(source, answer)
     except FitRefused as refusal:
         answer["refused"] = dict.fromkeys(("lr", "batch", "first_horizon"), str(refusal))
     more, also_left_out = figures.drawn(figures.FIGURES, source, answer)

@@ -28,7 +28,7 @@ def norm(source: Source, name: str = OUTPUT) -> Answer:
         answer["band"] = band(best, points)
     except FitRefused as refusal:
         answer["refusal"] = {"reason": refusal.reason, "advice": str(refusal)}
-    known = points[np.isfinite(points.loss)]
+    known = points[np.isfinite(points.loss) & points.lr.notna()]
     cheap = known[known.loss <= (1 + CHEAP) * known.groupby(CELL[:2], dropna=False).loss.transform("min")]
     answer |= {"optima": found.to_dict("records"), "best": best.to_dict("records")}
     answer["low_sensitivity"] = cheap[[*CELL, "lr", "loss"]].to_dict("records")
@@ -59,9 +59,14 @@ def ranking(source: Source) -> Answer:
 
 
 def rule(source: Source, name: str = OUTPUT) -> Answer:
-    """lr*(B, D), B*(D), lr*(D), the rule of first horizons and the norm on the way, with both intervals. Raises
+    """`norm`, and its `laws`."""
+    return laws(source, norm(source, name))
+
+
+def laws(source: Source, answer: Answer) -> Answer:
+    """Adds lr*(B, D), B*(D), lr*(D), the rule of first horizons and the norm on the way, with both intervals. Raises
     FitRefused with none, and for several models: an lr law over the optima of all would be none."""
-    answer = norm(source, name)
+    name = answer["norm"]
     if len(answer["models"]) > 1:
         text = f"the laws are of one model, here are {', '.join(answer['models'])}: choose by --where model.width=..."
         raise FitRefused("models", text)

@@ -1,7 +1,7 @@
 """Power laws of learning rate and batch size over tokens, by least squares in log2, with intervals. B, D in tokens."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from abovemup.analysis.norm_fit import FitRefused, Intercept, best_batches, cells, of_model, optimum
+from abovemup.analysis.norm_fit import Array, FitRefused, Intercept, best_batches, cells, of_model, optimum
 
 Exponents = dict[str, float]
 Intervals = dict[str, list[float]]
@@ -129,13 +129,9 @@ def over_rows(law: Rule, table: pd.DataFrame) -> Intervals:
     """95 % bootstrap intervals of a law over the rows of its table, where the runs behind them are not known."""
     names = list(law.exponents)
     logs = np.log2(table.assign(constant=2.0)[[law.of, *names]].dropna().to_numpy(float))
-
-    def draw(rng: np.random.Generator) -> dict[str, Exponents]:
-        rows = logs[rng.integers(len(logs), size=len(logs))]
-        found, _, rank, _ = np.linalg.lstsq(rows[:, 1:], rows[:, 0], rcond=None)
-        return {law.of: dict(zip(names, map(float, found), strict=True))} if rank == len(names) else {}
-
-    return _bootstrap(draw).get(law.of, {})
+    drawn = logs[np.random.default_rng(0).integers(len(logs), size=(DRAWS, len(logs)))]
+    drawn = drawn[np.linalg.matrix_rank(drawn[..., 1:]) == len(names)]
+    return _middle((np.linalg.pinv(drawn[..., 1:]) @ drawn[..., :1])[..., 0], names)
 
 
 def over_runs(points: pd.DataFrame, intercept: Intercept) -> dict[str, Intervals]:
@@ -160,15 +156,17 @@ def over_runs(points: pd.DataFrame, intercept: Intercept) -> dict[str, Intervals
 
 
 def _bootstrap(draw: Callable[[np.random.Generator], dict[str, Exponents]]) -> dict[str, Intervals]:
-    """The middle 95 % of each exponent, seeded; none where a tenth of the draws refuse: the rest would be the lucky."""
     rng = np.random.default_rng(0)
-    drawn = [draw(rng) for _ in range(DRAWS)]
-    out = {}
-    for of in dict.fromkeys(of for each in drawn for of in each):
-        found = pd.DataFrame([each[of] for each in drawn if of in each])
-        if len(found) >= 0.9 * DRAWS:
-            out[of] = {str(name): found[name].quantile([0.025, 0.975]).tolist() for name in found}
-    return out
+    drawn = pd.DataFrame([draw(rng) for _ in range(DRAWS)])
+    each = {str(of): pd.DataFrame(drawn[of].dropna().tolist()) for of in drawn}
+    return {of: ends for of, found in each.items() if (ends := _middle(found.to_numpy(), [*map(str, found)]))}
+
+
+def _middle(found: Array, names: Sequence[str]) -> Intervals:
+    """95 % of each column; none where a tenth of the draws refused: the rest would be the lucky."""
+    if len(found) < 0.9 * DRAWS:
+        return {}
+    return dict(zip(names, np.quantile(found, [0.025, 0.975], axis=0).T.tolist(), strict=True))
 
 
 def lines(laws: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
 """Run directories as tables: one row a run, or one row a logged step of a run."""
 
+import functools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -8,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from abovemup.analysis.cache import cached
 from abovemup.config.errors import RequestError
 from abovemup.config.keys import did_you_mean, leaves
 from abovemup.config.values import shown
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
 Row = dict[str, Any]
 
@@ -66,40 +71,42 @@ def trajectory(folder: Path, columns: Sequence[str] | None = None) -> "pd.DataFr
     """The rows of one run: step, tokens and `columns` or all, as floats. Raises Damaged."""
     import numpy as np
     import pandas as pd
-    import pyarrow as pa
-    from pyarrow import json as arrow
 
-    keys, path, frame = list(dict.fromkeys(("step", "tokens", *(columns or ())))), folder / "metrics.jsonl", None
-    if columns is not None and path.is_file() and path.stat().st_size:
-        schema = pa.schema([(key, pa.float64()) for key in keys])
-        parsing = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
-        with suppress(pa.ArrowInvalid):  # a torn line, or one with "nan": to be read with care
-            frame = arrow.read_json(path, arrow.ReadOptions(use_threads=False), parsing).to_pandas()
-    if frame is None:
+    keys, path = list(dict.fromkeys(("step", "tokens", *(columns or ())))), folder / "metrics.jsonl"
+    if columns is None:
         frame = pd.DataFrame(logged(folder))
-        keys += [key for key in map(str, frame) if key not in keys and columns is None]
-        frame = frame.reindex(columns=keys).astype(float)
-    if not (np.isfinite(frame["tokens"]).all() and (np.diff(frame["step"]) > 0).all()):
+        frame = frame.reindex(columns=list(dict.fromkeys([*keys, *map(str, frame)]))).astype(float)
+    else:
+        with _reading(path):
+            data = cached(path, json.dumps(keys), lambda: _columns(folder, keys).tobytes())
+            frame = pd.DataFrame(np.frombuffer(data).reshape(-1, len(keys)).copy(), columns=keys)
+    steps, tokens = frame.to_numpy()[:, :2].T
+    if not (np.isfinite(tokens).all() and (np.diff(steps) > 0).all()):
         raise Damaged(f"{path} is damaged: rows are out of order, or lack their tokens.")
     return frame
 
 
-def summaries(path: str | Path) -> "pd.DataFrame":
-    """One row a run: run, dir, status, steps, tokens, loss, val_loss, output_norm, what else summary.json has, and the
-    config with dotted columns (optimizer.lr). A running or killed run has the numbers of its newest rows.
-
-    `path`, `attrs["skipped"]` and errors as of `load_runs`.
-    """
+def _columns(folder: Path, keys: list[str]) -> "NDArray[np.float64]":
+    """(rows, keys), nan where a row has not the key. Raises Damaged."""
+    import numpy as np
     import pandas as pd
+    import pyarrow as pa
+    from pyarrow import json as arrow
 
-    rows, skipped = records([path])
-    frame = pd.DataFrame([plain(row) for row in rows], columns=None if rows else ["run", "dir", "status", *LOGGED])
-    frame.attrs["skipped"] = skipped
-    return frame
+    path = folder / "metrics.jsonl"
+    if path.stat().st_size:
+        schema = pa.schema([(key, pa.float64()) for key in keys])
+        parsing = arrow.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+        with suppress(pa.ArrowInvalid):  # a torn line, or one with "nan": to be read with care
+            table = arrow.read_json(path, arrow.ReadOptions(use_threads=False), parsing)
+            return np.stack([table[key].to_numpy() for key in keys], axis=1)
+    return pd.DataFrame(logged(folder)).reindex(columns=keys).to_numpy(float)
 
 
 def records(places: Sequence[str | Path]) -> tuple[list[Row], dict[str, str]]:
-    """A row a run as in `summaries`, lists and dicts as they are, and of each damaged run the directory -> why."""
+    """A row a run: run, dir, status, steps, tokens, loss, val_loss, output_norm, what else summary.json has, and the
+    config with dotted keys (optimizer.lr); and of each damaged run the directory -> why. A running or killed run has
+    the numbers of its newest rows. RequestError where there is no run."""
     rows, skipped = [], {}
     for folder in dict.fromkeys(folder for place in places for folder in find(place)):
         try:
@@ -121,7 +128,8 @@ def record(folder: Path) -> Row:
         row: Row = {"run": folder.name, "status": summary["status"]}
     row |= {key: summary.get(key) for key in ("steps", "tokens", *LOGGED)}
     with _reading(folder / "config.yaml") as path:
-        config = dict(leaves(yaml.load(path.read_text(encoding="utf-8"), _YAML)))
+        text = cached(path, "json", lambda: json.dumps(_config(path.read_text(encoding="utf-8"))).encode())
+        config = dict(leaves(json.loads(text)))
     if row["status"] == "running":
         newest: Row = {}
         for earlier in logged(folder, newest_first=True):
@@ -178,6 +186,19 @@ def checkpoints(folder: Path) -> list[Row]:
 def plain(row: Row) -> Row:
     """For a table: lists and dicts as one would type them."""
     return {key: shown(value) if isinstance(value, list | dict) else value for key, value in row.items()}
+
+
+def _config(text: str) -> Row:
+    """A section (model: ...) at a time, for in a study most are those of the run before."""
+    try:
+        return dict(pair for part in re.split(r"(?m)^(?=[a-z])", text) for pair in _section(part))
+    except yaml.YAMLError:
+        return dict(yaml.load(text, _YAML))
+
+
+@functools.lru_cache(1024)
+def _section(text: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((yaml.load(text, _YAML) or {}).items())
 
 
 @contextmanager

@@ -74,6 +74,8 @@ def columns(rows: Sequence[Row]) -> list[str]:
     typed = [key for key, those in having.items() if any(key not in (row.get("derived") or ()) for row in those)]
     found = [*ALWAYS, *SETTINGS]
     for key in typed:
+        if all(row[key] == having[key][0][key] for row in having[key]):
+            continue
         choice = f"{key.partition('.')[0]}.name"
         pairs = {(shown(row.get(choice)), shown(row[key])) for row in having[key]}
         if len({value for _, value in pairs}) > 1 and (key == choice or len(pairs) > len({name for name, _ in pairs})):

@@ -20,6 +20,7 @@ from abovemup.config.values import shown
 OUTPUT = "head/rms_to_inf"
 CONDITIONS = (*paper.CONDITIONS, "model.init", "parameterization.base_depth", "tokenizer.name")
 _FIXED = ("optimizer.", "parameterization.", "model.", "data.", "tokenizer.")  # whatever of it differs is no seed
+_ENDED = ("finished", "diverged")
 _SHAPE = ("name", "width", "depth", "heads", "kv_heads", "head_dim", "ffn")
 _VARIED = {"optimizer.lr", "data.seed", *(f"model.{name}" for name in _SHAPE)}
 ROLES = {"lr_in": "embedding", "lr_hidden": "hidden", "lr_out": "head"}
@@ -52,7 +53,7 @@ class Source:
     intercept: dict[str, float] | None = None
     horizons: frozenset[int] = frozenset()
     minima: pd.DataFrame | None = None
-    runs: pd.DataFrame = field(default_factory=pd.DataFrame)  # a row a run of ours, as of `runs.summaries`
+    runs: pd.DataFrame = field(default_factory=pd.DataFrame)  # a row a run of ours, as of `runs.records`
 
     def curves(self, norm: str = OUTPUT) -> pd.DataFrame:
         """The rows with x = log2(norm), nan where it was not measured. Raises RequestError for an unknown norm."""
@@ -103,11 +104,14 @@ def open_arms(
     if not path.is_file() and not str(path).startswith("wandb:") and not (files := sorted(path.glob("minima-*.csv"))):
         rows, excluded = records([path])
         rows = _chosen(rows, where, path)
-        excluded |= {row["run"]: row["status"] for row in rows if row["status"] != "finished"}
-        rows = [row for row in rows if row["status"] in ("finished", "diverged")]
-        keys = [*CONDITIONS, *(key for key in columns(rows) if key.startswith(_FIXED) and key not in _VARIED)]
-        arms = _arms(pd.DataFrame([plain(row | _command(row)) for row in rows]), keys, path, split)
-        return {name: _runs(arm, path, loss, norm, excluded, split) for name, arm in arms.items()}
+        ended = [row for row in rows if row["status"] in _ENDED]
+        if not any(row["status"] == "finished" for row in ended):
+            raise RequestError(f"{path}: no run is finished: {len(rows)} {', '.join({row['status'] for row in rows})}.")
+        keys = [*CONDITIONS, *(key for key in columns(ended) if key.startswith(_FIXED) and key not in _VARIED)]
+        table = pd.DataFrame([plain(row | _command(row)) for row in rows])
+        arms = _arms(table, keys, path, split, table.status.isin(_ENDED))
+        arms = {name: arm for name, arm in arms.items() if arm.status.isin(_ENDED).any()}
+        return {name: _runs(arm, path, loss, norm, dict(excluded), split) for name, arm in arms.items()}
     if str(path).startswith("wandb:"):
         table, where = wandb_runs.history(str(path), where)
     else:
@@ -131,8 +135,11 @@ def _chosen(rows: Sequence[dict[Any, Any]], where: Sequence[str], path: Path) ->
     return kept
 
 
-def _arms(table: pd.DataFrame, keys: Sequence[str], path: Path, split: bool) -> dict[str, pd.DataFrame]:
-    mixed = {key: table[key].dropna().unique().tolist() for key in dict.fromkeys(keys) if key in table}
+def _arms(
+    table: pd.DataFrame, keys: Sequence[str], path: Path, split: bool, counted: Any = slice(None)
+) -> dict[str, pd.DataFrame]:
+    """By what those `counted` among the rows differ in."""
+    mixed = {key: table[counted][key].dropna().unique().tolist() for key in dict.fromkeys(keys) if key in table}
     mixed = {key: found for key, found in mixed.items() if len(found) > 1}
     if mixed and not split:
         key, found = next(iter(mixed.items()))
@@ -193,7 +200,8 @@ def _toolkit(table: pd.DataFrame) -> Source:
 def _runs(
     runs: pd.DataFrame, path: Path, loss: str | None, norm: str | None, excluded: dict[str, str], split: bool
 ) -> Source:
-    parts: dict[str, pd.DataFrame] = {}
+    excluded |= dict(runs[runs.status != "finished"][["run", "status"]].to_numpy())
+    runs, parts = runs[runs.status.isin(_ENDED)], {}
     there: dict[str, Any] = {}
     for run, folder in zip(runs.run, map(Path, runs.dir), strict=True):
         try:
@@ -252,7 +260,7 @@ def at_horizons(rows: pd.DataFrame, loss: str, horizons: frozenset[int]) -> dict
         smooth["std"] = near["loss"].std(ddof=0).droplevel(0)
         found["smoothed"].update(smooth[inside])
     if loss == "window":
-        logs = going.groupby("run")
+        logs = going[["run", "tokens", "loss"]].groupby("run")
         for run, those in found["smoothed"].groupby("run"):
             every = logs.get_group(run)
             first, last = (every.tokens.searchsorted(those.tokens * part, "right") for part in (1 - _WINDOW, 1))

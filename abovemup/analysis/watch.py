@@ -23,7 +23,7 @@ def watch(folder: Path, fit: dict[str, Any]) -> dict[str, Any]:
     run, last, laws, key = record(folder), final_norms(folder), fit["rules"], f"norm/{fit['norm']}"
     if not {"lr", "norm"} <= {*laws}:
         raise RequestError("the fit has no law of lr, or none of the norm on the way: fit a grid of lr and horizons.")
-    if last.get(key) is None:
+    if not (last.get(key) or 0) > 0:
         raise RequestError(f"{folder} has not logged {key}: see norms.every and norms.which.")
     batch, horizon, now = run["train.batch_size"] * run["train.seq_len"], run["train.tokens"], last["norm_tokens"]
     lr, (low, high), _ = laws["lr"].predict({"batch": batch, "tokens": horizon})
@@ -41,7 +41,9 @@ def watch(folder: Path, fit: dict[str, Any]) -> dict[str, Any]:
         said.append("norm consistent with lr*(B, D): necessary, not sufficient, and no word on the loss.")
     elif verdict == "cannot tell":
         said.append(
-            f"cannot tell: not the fit's conditions: {'; '.join(other)}." if other else "cannot tell: too early."
+            f"cannot tell: not the fit's conditions: {'; '.join(other)}."
+            if other
+            else "cannot tell: the norm to expect now is outside of those that the law was fitted on."
         )
     else:
         said.append(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from abovemup.cli.options import ConfigDir, Debug, Json
+from abovemup.cli.options import ConfigDir, Json
 from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Retry
 
 
@@ -25,7 +25,6 @@ def ablate(
     retry: Retry = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the ablations and their questions.")] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Train a grid of runs, or what is missing of it, and print what it says: abovemup ablate horizon
 
@@ -41,9 +40,6 @@ def ablate(
     from abovemup.studies import findings
     from abovemup.studies.board import alone
     from abovemup.studies.budget import files
-    from abovemup.studies.local import Local
-    from abovemup.studies.plan import plan
-    from abovemup.studies.pool import Pool
 
     if listed or name is None:
         rows = [(stem, study.load(stem, [], config_dir, budget).question) for stem in files("ablation", config_dir)]
@@ -54,12 +50,7 @@ def ablate(
     points = list(study.points(ablation, config_dir))
     cells = list({point.cell.id: point.cell for point in points}.values())
     folder = folder or Path("studies") / (name if budget == "pocket" else f"{name}-{budget}")
-    where = (launcher, asked, cells_per_gpu)
-    if ablation.verdicts and launcher == Kind.local and not dry_run:
-        start = Local(folder, config_dir, cells, {})
-        told = plan(Pool(folder, jobs or start.jobs, config_dir, print, retry or (), start), cells)
-        minutes = f"about {told['minutes left, about']} minutes"
-        typer.echo(f"{told['cells']} cells, {told['runs left']} runs left: {minutes}", err=json)
+    where = (launcher, asked, cells_per_gpu, cells if ablation.verdicts else None)
     code = shared.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
     with alone(folder):
         report = findings.report(ablation, points, folder)
@@ -79,9 +70,10 @@ def print_report(report: dict[str, Any], arms: list[str]) -> None:
     for row in report["verdicts"]:
         if "drift" in row:
             moved = f"moves by {row['drift']:+.2f} octaves ({_between(row)})"
-            print(f"{row['name']}: its best lr {moved}; the first's loses {row['regret']:.4f} at the last")
-        for of, (spread, *between) in row.get("spreads", {}).items():
-            print(f"{row['name']}: spread of log2 {of} {spread:.3f} ({_between({'interval': between})})")
+            print(f"{row['name']}: its best lr {moved} to {row['to']}; the first's loses {row['regret']:.4f} there")
+        for of, (spread, low, high, regret) in row.get("spreads", {}).items():
+            far = f"{spread:.3f} ({_between({'interval': (low, high)})}), which costs {regret:.4f} nats"
+            print(f"{row['name']}: spread of log2 {of} {far}")
     print(f"\n{report['question']}\n{report['verdict']}\nThe paper: {report['paper']}.\n{report['conditions']}")
     print(f"cells: {', '.join(f'{count} {status}' for status, count in report['cells'].items())}")
 

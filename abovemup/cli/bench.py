@@ -6,20 +6,21 @@ from abovemup.cli.options import Json
 
 
 def bench(json: Json = False) -> None:
-    """Time the training loop, its norms, the optimizer, the data and the start-up side by side with their peers.
+    """Time the training loop, its norms, the optimizer, the data, fits and the start-up side by side with their peers.
 
     Exit 1 if a target is missed. Takes about five minutes and a machine that has little else to do.
     """
     from dataclasses import asdict
 
     from abovemup.bench.data import data
+    from abovemup.bench.fits import fits
     from abovemup.bench.loop import loop
     from abovemup.bench.norms import norms
     from abovemup.bench.startup import startup
     from abovemup.bench.step import steps
     from abovemup.cli.output import print_json, print_table
 
-    ratios = [loop(), *norms(), *steps(), *data(), startup()]
+    ratios = [loop(), *norms(), *steps(), *data(), *fits(), startup()]
     if json:
         print_json([asdict(ratio) | {"ratio": ratio.value, "met": ratio.met} for ratio in ratios])
     else:

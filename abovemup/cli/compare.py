@@ -46,11 +46,13 @@ def compare(
         typer.echo(f"{key}: {value}", err=json)
     trials: list[study.Trial] = []
     found: dict[tuple[str, int], Result] = {}
+    ahead = study.foreseen(comparison) if dry_run or comparison.budget.verdicts else None
     for trials in study.stages(comparison, lambda trial: found[trial.cell.id].loss):
-        cells = list({trial.cell.id: trial.cell for trial in trials}.values())
-        where = (launcher, launching, cells_per_gpu)
+        cells = ahead if ahead and dry_run else list({trial.cell.id: trial.cell for trial in trials}.values())
+        where = (launcher, launching, cells_per_gpu, ahead)
         if code := conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where):
             raise typer.Exit(code)
+        ahead = None
         found.update({cell.id: look(folder, cell) for cell in cells})
         if lacking := sum(not result.done for result in found.values()):
             raise RunFailed(f"{lacking} of {len(cells)} cells failed, and what follows needs them: --retry failed.")

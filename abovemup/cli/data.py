@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from abovemup.cli.options import ConfigDir, Debug, Json, Overrides
+from abovemup.cli.options import ConfigDir, Json, Overrides
 
 if TYPE_CHECKING:
     from abovemup.data.progress import Note, Watch
@@ -39,7 +39,6 @@ def prepare(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad records and go on.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; as many as cores.")] = None,
     config_dir: ConfigDir = None,
-    debug: Debug = False,
 ) -> None:
     """Tokenise a source into shards, once: abovemup data prepare text --path corpus/ --out shards/
 
@@ -95,7 +94,7 @@ def _shown() -> Iterator[tuple["Note", "Watch | None"]]:
 
 
 @app.command("list")
-def list_(json: Json = False, debug: Debug = False) -> None:
+def list_(json: Json = False) -> None:
     """What the cache holds, and what was stopped on the way."""
     from abovemup.cli.output import print_json, print_table
     from abovemup.data.shards import read_manifest
@@ -114,7 +113,7 @@ def list_(json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command("inspect")
-def inspect(folder: Dir, json: Json = False, debug: Debug = False) -> None:
+def inspect(folder: Dir, json: Json = False) -> None:
     """What a prepared folder holds: its source, counts, and first documents."""
     from abovemup.cli.output import print_json
     from abovemup.config.schema import Tokenizer
@@ -141,7 +140,7 @@ def inspect(folder: Dir, json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command("verify")
-def verify(folder: Dir, debug: Debug = False) -> None:
+def verify(folder: Dir) -> None:
     """Read every shard and compare its checksum with the manifest's; exit 1 when one is not what was written."""
     from abovemup.data.shards import flaws
 
@@ -165,7 +164,7 @@ def counts(manifest: dict[str, Any], split: str) -> dict[str, Any]:
 
 def _cached(start: str) -> list[Path]:
     """The folders of the cache whose name begins so."""
-    from abovemup.data.sources import cache_folder
+    from abovemup.config.site import cache_folder
 
     folders = (cache_folder() / "corpora").glob("[!.]*")
     return sorted(folder for folder in folders if folder.is_dir() and folder.name.startswith(start))

@@ -56,7 +56,7 @@ def _nvidia_gpu() -> bool:
 def _cache() -> str:
     from rich.filesize import decimal
 
-    from abovemup.data.sources import cache_folder
+    from abovemup.config.site import cache_folder
 
     folder = cache_folder()
     there = next(path for path in (folder, *folder.parents) if path.exists())

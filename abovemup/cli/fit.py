@@ -54,11 +54,13 @@ def fit(
 
 
 def _norm(answer: dict[str, Any]) -> None:
+    from abovemup.analysis.figures import power
+
     print(f"x is log2 of {answer['norm']}; errors are standard errors, that of lr over the ways to fit.")
     columns = ["model", "tokens", "batch", "runs", "x", "x_error", "loss", "loss_error", "lr", "lr_error", "reason"]
     _print(answer["optima"], columns)
     refused = [row for row in answer["optima"] + answer["best"] if row["advice"]]
-    told = (f"{r['model']}, {_power(r['tokens'])} tokens, batch {_power(r['batch'])}: {r['advice']}" for r in refused)
+    told = (f"{r['model']}, {power(r['tokens'])} tokens, batch {power(r['batch'])}: {r['advice']}" for r in refused)
     print("\n".join(dict.fromkeys(told)))
 
 
@@ -75,12 +77,13 @@ def _rule(answer: dict[str, Any]) -> None:
 
 
 def _growth(answer: dict[str, Any]) -> None:
+    from abovemup.analysis.figures import power
     from abovemup.analysis.rules import interval
 
     for curve in answer["curves"]:
         pairs = zip(curve["slopes"], curve["slope_intervals"], strict=True)
         curve["slopes (95 %)"] = ", ".join(f"{slope:.2f} ({interval(ends)})" for slope, ends in pairs)
-        breaks = (f"{_power(b['tokens'])} (norm 2^{b['log2_norm']:.2f})" for b in curve["breaks"])
+        breaks = (f"{power(b['tokens'])} (norm 2^{b['log2_norm']:.2f})" for b in curve["breaks"])
         curve["breaks at tokens"] = ", ".join(breaks)
     _print(answer["curves"], ["lr", "batch", "slopes (95 %)", "breaks at tokens"])
     if at := answer["offset"]:
@@ -92,10 +95,8 @@ def _growth(answer: dict[str, Any]) -> None:
 
 def _print(rows: list[dict[str, Any]], columns: list[str]) -> None:
     """tokens and batch as powers of two, what is not there empty."""
-    told = (row | {name: _power(row[name]) for name in ("tokens", "batch") if name in row} for row in rows)
+    from abovemup.analysis.figures import power
+
+    told = (row | {name: power(row[name]) for name in ("tokens", "batch") if name in row} for row in rows)
     values = ([row.get(name, math.nan) for name in columns] for row in told)
     print_table(columns, (["" if value != value else value for value in row] for row in values))
-
-
-def _power(count: float) -> str:
-    return f"2^{math.log2(count):.4g}" if math.isfinite(count) and count > 0 else "-"

@@ -63,7 +63,7 @@ def _command() -> Any:
     debug = next(option for option in root.params if option.name == "debug")
     groups = [root, *(root.commands[name] for name in SEVERAL)]
     for verb in [command for group in groups for command in group.commands.values()]:
-        verb.params += [debug] * all(option.name != "debug" for option in verb.params)
+        verb.params.append(debug)
     return root
 
 

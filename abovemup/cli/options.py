@@ -18,5 +18,4 @@ ConfigDir = Annotated[
     typer.Option("--config-dir", metavar="DIR", help="A folder of your own choices: DIR/optimizer/mine.yaml, ..."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 RunDir = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.")]

@@ -26,7 +26,7 @@ def predict(
     from abovemup.config.keys import flatten
 
     fit = read_fit(source)
-    answer = advise(fit, parse_tokens(tokens), parse_tokens(batch_size) if batch_size else None)
+    answer = advise(fit, float(parse_tokens(tokens)), float(parse_tokens(batch_size)) if batch_size else None)
     asked = flatten(compose(list(overrides or []), config_file=config))
     answer |= {"conditions": fit["conditions"], "differences": differences(fit["conditions"], asked)}
     if json:

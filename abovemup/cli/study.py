@@ -2,15 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from abovemup.cli.options import Debug, Json
+from abovemup.cli.options import Json
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -40,7 +39,6 @@ app = typer.Typer(no_args_is_help=True)
 def status(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A study: studies/NAME.")],
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """How the cells of a study stand, from any terminal that sees its folder."""
     from abovemup.cli.output import print_json
@@ -73,17 +71,20 @@ def conduct(
     retry: Any,
     dry: bool,
     json: bool,
-    launcher: str = "local",
-    asked: Mapping[str, str] = MappingProxyType({}),
-    cells_per_gpu: int | None = None,
+    launcher: str,
+    asked: dict[str, str],
+    cells_per_gpu: int | None,
+    ahead: "list[Cell] | None" = None,
 ) -> int:
     """Train the cells, seen live on a terminal and line by line elsewhere. Returns the code of a signal, or 0.
 
-    `dry` ends the command with the cells, how they stand, and what is left to do. `asked`: of the launcher.
+    `dry` ends the command with the cells, how they stand, and what is left to do. `asked`: of Slurm. `ahead`: of these
+    it is said first how many there are, and how long they take.
     """
     from rich.console import Console
     from rich.live import Live
 
+    from abovemup.config.errors import RequestError
     from abovemup.studies.board import announce
     from abovemup.studies.local import Local
     from abovemup.studies.pool import Pool
@@ -97,12 +98,22 @@ def conduct(
         if failed or not real:
             typer.echo(f"abovemup: {text}" if failed else text, err=failed or json)
 
-    asked = dict(asked) if cells_per_gpu is None else {**asked, "cells_per_gpu": str(cells_per_gpu)}
-    start = Slurm(folder, config_dir, asked) if launcher == "slurm" else Local(folder, config_dir, cells, asked)
-    pool = Pool(folder, jobs or start.jobs, config_dir, say, retry, start)
+    local = launcher == "local"
+    if local and asked:
+        raise RequestError(f"launcher.{min(asked)} is for --launcher slurm.")
+    if cells_per_gpu and not local:
+        raise RequestError("--cells-per-gpu is for --launcher local.")
+    start = Local(folder, config_dir, cells, cells_per_gpu) if local else Slurm(folder, config_dir, asked)
+    pool = Pool(folder, jobs or start.jobs, start, say, retry)
     if dry:
         print_plan(pool, cells, json)
         raise typer.Exit(0)
+    if ahead:
+        from abovemup.studies.plan import plan
+
+        told = plan(pool, ahead)
+        minutes = f"about {told['minutes left, about']} minutes"
+        typer.echo(f"{told['cells']} cells, {told['runs left']} runs left: {minutes}", err=json)
     announce(folder, cells)
     if not real:
         return pool.train(cells)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from abovemup.cli.options import ConfigDir, Debug, Json
+from abovemup.cli.options import ConfigDir, Json
 from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Retry
 
 
@@ -26,7 +26,6 @@ def sweep(
     dry_run: DryRun = False,
     retry: Retry = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Train every combination of what is given: abovemup sweep optimizer.lr='log2range(-6,-2,1)' model.width=64,128
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from abovemup.cli.options import Config, ConfigDir, Debug, Json, Overrides
+from abovemup.cli.options import Config, ConfigDir, Json, Overrides
 
 if TYPE_CHECKING:
     from abovemup.config.schema import Experiment
@@ -42,17 +42,17 @@ def train(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and build nothing.")] = False,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Train a model: abovemup train model=pocket optimizer.lr=2^-5 train.tokens=2^21"""
     typed = list(overrides or [])
     if dry_run:
         from abovemup.training import lineage
+        from abovemup.training.ranks import Ranks
 
         start = lineage.start(typed, config, config_dir, resume, branch)
         if resume is not None and start.origin is not None:
             lineage.resumed_checkpoint(start.origin, start.step, lambda text: typer.echo(f"warning: {text}", err=True))
-        print_plan(start.experiment, json)
+        print_plan(Ranks(world=nproc or 1).settle(start.experiment, typed), nproc or 1, json)
         return
     if nproc is not None and "TORCHELASTIC_RUN_ID" not in os.environ:  # the processes themselves read on
         from abovemup.training.launch import launch
@@ -71,7 +71,7 @@ def train(
     raise typer.Exit(outcome.exit_code)
 
 
-def print_plan(e: "Experiment", json: bool) -> None:
+def print_plan(e: "Experiment", processes: int, json: bool) -> None:
     """Of a dry run the essentials: parameters, tokens, steps, memory of weights, gradients and optimizer state."""
     from rich.filesize import decimal
 
@@ -81,7 +81,7 @@ def print_plan(e: "Experiment", json: bool) -> None:
 
     size = sizes(table(e))
     if json:
-        print_json({"config": asdict(e), **size})
+        print_json({"config": asdict(e), "processes": processes, **size})
         return
     for sentence in e.cannot_match:
         print(f"{e.experiment} cannot match: {sentence}")
@@ -98,6 +98,7 @@ def print_plan(e: "Experiment", json: bool) -> None:
         "batch": f"{t.batch_size} x {t.seq_len} = {t.batch_size * t.seq_len:,} tokens",
         "steps": f"{t.steps:,}",
         "tokens": f"{t.tokens:,}",
+        "processes": f"{processes}, parallel={e.parallel.name}",
         "memory": f"{decimal(sum(filter(None, known)))} before activations: {memory}",
     }
     print_table(["", ""], plan.items())

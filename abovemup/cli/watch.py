@@ -20,8 +20,12 @@ def watch(
     from abovemup.analysis.predict import read_fit
     from abovemup.analysis.runs import find
     from abovemup.analysis.watch import watch as compare
+    from abovemup.config.errors import RequestError
 
-    answer = compare(find(run)[0], read_fit(source))
+    runs = find(run)
+    if len(runs) > 1:
+        raise RequestError(f"{run} holds {len(runs)} runs: watch one, such as {runs[0]}.")
+    answer = compare(runs[0], read_fit(source))
     if json:
         print_json(answer)
     else:

@@ -12,7 +12,7 @@ from abovemup.config.keys import did_you_mean
 
 @dataclass(frozen=True)
 class Site:
-    cache: str | None = None  # the folder of prepared data; ABOVEMUP_CACHE wins
+    cache: str | None = None  # the folder of prepared data and of what fits have read; ABOVEMUP_CACHE wins
     entity: str | None = None  # W&B's; tracking.entity wins
     launcher: dict[str, Any] = field(default_factory=dict)  # of --launcher slurm: partition, account, ...
 
@@ -35,3 +35,11 @@ def site() -> Site:
         if not isinstance(value, dict if key == "launcher" else str | None):
             raise RequestError(f"{path}: {key} is {'keys and values' if key == 'launcher' else 'a text'}.")
     return Site(**tree)
+
+
+def cache_folder() -> Path:
+    """Raises RequestError for the home of nobody."""
+    try:
+        return Path(os.environ.get("ABOVEMUP_CACHE") or site().cache or "~/.cache/abovemup").expanduser()
+    except RuntimeError as error:
+        raise RequestError(f"no folder for prepared data: {error} Set ABOVEMUP_CACHE to a folder.") from error

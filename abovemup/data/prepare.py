@@ -27,11 +27,12 @@ from numpy.typing import NDArray
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.io import write_whole
 from abovemup.config.resolve import cores
+from abovemup.config.site import cache_folder
 from abovemup.data.progress import SPLITS, Job, Note, Watch, tokenise
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import SAMPLE, SAMPLED, Recipe, text_hash, train_bpe
 from abovemup.data.shards import open_shards, read_manifest, read_record, sealed
-from abovemup.data.sources import Document, cache_folder, hash64
+from abovemup.data.sources import Document, hash64
 from abovemup.data.split import TOKEN, Split, blind_split, documents, make_split
 from abovemup.data.tokenizer import Tokenizer
 

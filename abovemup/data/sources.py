@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Data
-from abovemup.config.site import site
+from abovemup.config.site import cache_folder
 from abovemup.data.readers import SUFFIXES, BadRecords, Numbered, existing, read_documents
 
 # Tests, tables (a fifth of the bytes) and programs that are not the library.
@@ -120,14 +120,6 @@ def numbered_batches(
 
 def hash64(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
-
-
-def cache_folder() -> Path:
-    """Raises RequestError for the home of nobody."""
-    try:
-        return Path(os.environ.get("ABOVEMUP_CACHE") or site().cache or "~/.cache/abovemup").expanduser()
-    except RuntimeError as error:
-        raise RequestError(f"no folder for prepared data: {error} Set ABOVEMUP_CACHE to a folder.") from error
 
 
 def find_source(data: Data) -> Source:

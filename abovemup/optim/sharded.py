@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from abovemup.geometry.norms import SPECTRAL, VECTOR, NormBall
 
 Shape = Sequence[int]
+Owned = list[list[int]]  # of each rank, the indices of what it owns
 Direct = Callable[[list[int], list[Tensor]], list[Tensor]]
 
 
@@ -53,13 +54,13 @@ def rows(count: int, world: int) -> list[int]:
 
 def cost(shape: Shape) -> int:
     """What a step of this shape costs: the products of an msign, or a pass over a vector."""
-    return prod(shape) * (min(shape) if len(shape) > 1 else 1)
+    return prod(shape) * (min(shape[-2:]) if len(shape) > 1 else 1)
 
 
 @lru_cache(maxsize=64)
-def assign(shapes: tuple[tuple[int, ...], ...], world: int) -> list[list[int]]:
-    """Of each rank, the indices that it owns: the costliest first, each to the rank that has least so far."""
-    owned: list[list[int]] = [[] for _ in range(world)]
+def assign(shapes: tuple[tuple[int, ...], ...], world: int) -> Owned:
+    """Who owns what: the costliest first, each to the rank that has least so far."""
+    owned: Owned = [[] for _ in range(world)]
     load = [0] * world
     for i in sorted(range(len(shapes)), key=lambda i: (-cost(shapes[i]), i)):
         owner = load.index(min(load))
@@ -75,9 +76,12 @@ class Owners:
         self.group, self.sharded = group, sharded
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
 
-    def needs(self, ball: NormBall) -> bool:
-        """Whether steps in this norm are divided among the ranks; a vector that all have costs less than sending it."""
-        return ball.geometry is SPECTRAL or (self.sharded and ball.geometry is VECTOR)
+    def needs(self, ball: NormBall, shape: Shape) -> bool:
+        """Whether steps in this norm are divided among the ranks; a vector that all have costs less than sending it,
+        and of sharded experts (E, d_out, d_in) each is whole where it is."""
+        if ball.geometry is SPECTRAL:
+            return not (self.sharded and len(shape) > 2)
+        return self.sharded and ball.geometry is VECTOR
 
     def steps(self, shapes: Sequence[Shape], parts: list[Tensor], direct: Direct) -> list[Tensor]:
         """Of tensors of these (whole) shapes, of which `parts` are here, the same parts of what `direct` makes of them.
@@ -90,9 +94,7 @@ class Owners:
         found = dict(zip([i for indices in owned for i in indices], pieces, strict=True))
         return [found[i].view(part.shape) for i, part in enumerate(parts)]
 
-    def _all_gather(
-        self, shapes: Sequence[Shape], parts: list[Tensor], owned: list[list[int]], direct: Direct
-    ) -> list[Tensor]:
+    def _all_gather(self, shapes: Sequence[Shape], parts: list[Tensor], owned: Owned, direct: Direct) -> list[Tensor]:
         sizes, mine = [[prod(shapes[i]) for i in indices] for indices in owned], owned[self.rank]
         sent = parts[0].new_zeros(max(map(sum, sizes)))  # all send as much as the one that has most
         if mine:
@@ -102,9 +104,7 @@ class Owners:
         chunks = zip(got.view(self.world, -1), sizes, strict=True)
         return [piece for chunk, of in chunks for piece in chunk[: sum(of)].split(of)]
 
-    def _all_to_all(
-        self, shapes: Sequence[Shape], parts: list[Tensor], owned: list[list[int]], direct: Direct
-    ) -> list[Tensor]:
+    def _all_to_all(self, shapes: Sequence[Shape], parts: list[Tensor], owned: Owned, direct: Direct) -> list[Tensor]:
         """Both ways a message is in the order of the ranks, and for each in the order of `owned`."""
         sizes = [[n * prod(shape[1:]) for n in rows(shape[0], self.world)] for shape in shapes]
         mine, order = owned[self.rank], [i for indices in owned for i in indices]

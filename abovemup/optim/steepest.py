@@ -86,23 +86,22 @@ class SteepestDescent(torch.optim.Optimizer):
             weights, moments = [local(p) for p in params], self._moments(group, params)
             if group["weight_decay"] != 0:
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            if self.owners is not None and self.owners.needs(NORMS[group["norm"]]):
-                shared += [(group, p, m) for p, m in zip(params, moments, strict=True)]
-            else:
-                self._step_group(group, weights, moments)
+            here = []
+            for i, p in enumerate(params):
+                if self.owners is not None and self.owners.needs(NORMS[group["norm"]], p.shape):
+                    shared.append((group, p, moments[i]))
+                else:
+                    here.append(i)
+            self._step_group(group, [weights[i] for i in here], [moments[i] for i in here])
         if self.owners is not None and shared:
             self._step_shared(self.owners, shared)
         return loss
 
     def _step_group(self, group: Group, weights: list[Tensor], moments: list[Tensor]) -> None:
-        for members in stacks(weights):
-            shape = step_shape(weights[members[0]].shape, NORMS[group["norm"]])
-            directions = self._directions(group, [moments[i] for i in members], shape)
-            torch._foreach_add_(
-                [weights[i] for i in members],
-                [direction.view_as(weights[i]) for i, direction in zip(members, directions.unbind(), strict=True)],
-                alpha=-step_size(group, shape),
-            )
+        for members, shape, directions in stacked(group, moments):
+            own = [weights[i] for i in members]
+            moved = [direction.view_as(w) for w, direction in zip(own, directions, strict=True)]
+            torch._foreach_add_(own, moved, alpha=-step_size(group, shape))
 
     def _step_shared(self, owners: Owners, shared: list[tuple[Group, Tensor, Tensor]]) -> None:
         """Of all groups together, since each exchange has a price of its own."""
@@ -112,22 +111,13 @@ class SteepestDescent(torch.optim.Optimizer):
             found: dict[int, Tensor] = {}
             for group in self.param_groups:
                 own = [k for k, i in enumerate(mine) if groups[i] is group]
-                for members in stacks([tensors[k] for k in own]):
-                    stacked = [tensors[own[m]] for m in members]
-                    shape = step_shape(stacked[0].shape, NORMS[group["norm"]])
-                    found |= zip([own[m] for m in members], self._directions(group, stacked, shape), strict=True)
+                for members, _, directions in stacked(group, [tensors[k] for k in own]):
+                    found |= zip([own[m] for m in members], directions, strict=True)
             return [found[k] for k in range(len(mine))]
 
         directions = owners.steps([p.shape for p in params], list(moments), direct)
         for group, p, direction in zip(groups, params, directions, strict=True):
             local(p).add_(direction, alpha=-step_size(group, step_shape(p.shape, NORMS[group["norm"]])))
-
-    def _directions(self, group: Group, moments: list[Tensor], shape: tuple[int, ...]) -> Tensor:
-        return NORMS[group["norm"]].direction(
-            stack(moments, shape),
-            lambda G: msign(G, group["msign_method"], group["msign_steps"], getattr(torch, group["msign_dtype"])),
-            group["eps"],
-        )
 
     def _moments(self, group: Group, params: list[Tensor]) -> list[Tensor]:
         """What each step is taken along; updates the momentum buffers, which are made at the first gradient."""
@@ -150,6 +140,19 @@ class SteepestDescent(torch.optim.Optimizer):
 def step_size(group: Group, shape: tuple[int, ...]) -> float:
     """With the ball's radius in it: one rounding fewer than in the direction, as torch.optim.Muon does it."""
     return float(group["lr"] * group["scale"] * NORMS[group["norm"]].radius(shape))
+
+
+def stacked(group: Group, moments: list[Tensor]) -> Iterator[tuple[list[int], tuple[int, ...], Tensor]]:
+    """Stack by stack the indices of its members, the shape in which the norm sees them, and their directions."""
+    ball = NORMS[group["norm"]]
+    method, steps, dtype = group["msign_method"], group["msign_steps"], getattr(torch, group["msign_dtype"])
+
+    def sign(G: Tensor) -> Tensor:
+        return msign(G, method, steps, dtype)
+
+    for members in stacks(moments):
+        shape = step_shape(moments[members[0]].shape, ball)
+        yield members, shape, ball.direction(stack([moments[i] for i in members], shape), sign, group["eps"])
 
 
 def stacks(params: list[Tensor]) -> Iterator[list[int]]:

@@ -3,15 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from abovemup.config.cadence import parse_tokens
+from abovemup.config.cadence import due, parse_tokens
 from abovemup.config.compose import compose
 from abovemup.config.conf import defaults
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
 from abovemup.config.numbers import parse_float
-from abovemup.config.schema import Experiment
+from abovemup.config.schema import Experiment, NormName
 from abovemup.config.values import shown
 from abovemup.studies import budget as budgets
 from abovemup.studies.axes import Axes, Named, Settings, grid, typed, values
@@ -25,6 +25,7 @@ _EXPECTED = (
     "question, paper, over (size, tokens or arms), fit (lr, norm or one that is tracked); where they differ from the "
     "budget's, arms, size (one key), lr (optimizer: grid), batch, tokens, seeds (one key), fixed; budgets (name: these)"
 )
+_KNOWN = {"question", "paper", "over", "fit", "arms", "size", "lr", "batch", "tokens", "seeds", "fixed", "budgets"}
 
 
 @dataclass
@@ -66,7 +67,7 @@ def load(name: str, overrides: list[str], config_dir: Path | None, budget: str =
     more axis of arms, with one it is set in every cell. RequestError."""
     file, limits = found("ablation", name, config_dir), budgets.load(budget, config_dir)
     try:
-        ablation = _read(read_yaml(file), limits, config_dir)
+        ablation = _read(read_yaml(file), limits, config_dir, typed(overrides).get("train.seq_len"))
     except (LookupError, AttributeError, ValueError, TypeError) as error:
         raise RequestError(f"{file}: expected {_EXPECTED}. ({type(error).__name__}: {error})") from error
     for key, text in typed(overrides).items():
@@ -78,8 +79,10 @@ def load(name: str, overrides: list[str], config_dir: Path | None, budget: str =
     return ablation
 
 
-def _read(tree: dict[str, Any], budget: Budget, config_dir: Path | None) -> Ablation:
+def _read(tree: dict[str, Any], budget: Budget, config_dir: Path | None, seq_len: str | None) -> Ablation:
     own = (tree.get("budgets") or {}).get(budget.name) or {}
+    if odd := {*tree, *own} - _KNOWN:
+        raise ValueError(f"not {min(odd)}")
     settings = {**(tree.get("fixed") or {}), **(own.get("fixed") or {})}
     fixed = budget.fixed | {str(key): shown(value) for key, value in settings.items()}
     tree = {"seeds": {_SEEDS: budget.seeds}, "size": {}, "arms": {}, "lr": {}, **tree, **own}
@@ -90,7 +93,8 @@ def _read(tree: dict[str, Any], budget: Budget, config_dir: Path | None) -> Abla
             named[key] = {str(n): {k: shown(v) for k, v in those.items()} for n, those in given.items()}
         axes[key] = [*given] if key in named else values(key, given, config_dir)
     batch, tokens = (numbers(tree, key) if key in tree else getattr(budget, key) for key in ("batch", "tokens"))
-    axes.setdefault(_BATCH, [str(n // int(parse_float(fixed["train.seq_len"]))) for n in batch])
+    (length, *_) = values("train.seq_len", seq_len or fixed["train.seq_len"])
+    axes.setdefault(_BATCH, [str(n // int(parse_float(length))) for n in batch])
     lr = budget.lr | {str(optimizer): values("optimizer.lr", given) for optimizer, given in tree["lr"].items()}
     (seeds,), (size,), over = tree["seeds"], tree["size"] or [""], str(tree["over"])
     if over not in ("size", "tokens", "arms"):
@@ -134,7 +138,7 @@ def _set(ablation: Ablation, key: str, given: list[str], text: str) -> None:
 def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
     """Every point: the first seed's whole grid, small sizes first, then the next. RequestError if one is no run."""
     for at, settings in grid(ablation.axes, ablation.fixed, ablation.named):
-        if settings.get("data") not in (None, "text", "shards"):  # the path is for the arm that reads it
+        if "data" in at and at["data"] not in ("text", "shards"):  # the path is for the arm that reads it
             settings.pop("data.path", None)
         if ablation.tokens:
             settings[_TOKENS] = str(ablation.tokens[-1])
@@ -145,15 +149,26 @@ def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
         for lr in lrs:
             overrides = [f"{key}={value}" for key, value in {**settings, "optimizer.lr": lr}.items()]
             e = compose(overrides, config_dir=config_dir)
+            layer, _, norm = ablation.fit.rpartition("/")
+            if ablation.fit != "lr" and (
+                norm not in get_args(NormName) or layer not in {r.name.removesuffix(".weight") for r in table(e)}
+            ):
+                raise RequestError(f"fit: {ablation.fit} is not lr, norm, or a norm of a layer as {OUTPUT}.")
             run, arm = cell(e, overrides), tuple(at[axis] for axis in ablation.arms)
-            if len(ablation.tokens) > 1 and not (e.schedule.name == "constant" and run.passed):
-                raise RequestError(
-                    f"{len(ablation.tokens)} horizons are read from one run at schedule=constant, with eval.every=pow2 "
-                    "and norms.every=pow2. A decayed run has one, its end: give one train.tokens, or branch tails off "
-                    "a constant run, abovemup train --branch RUN@TOKENS."
-                )
             batch, seed = e.train.batch_size * e.train.seq_len, at[ablation.seeds]
+            if unread := [n for n in ablation.tokens[:-1] if not _passes(e, n, batch)]:
+                raise RequestError(
+                    f"{len(ablation.tokens)} horizons are read from one run at schedule=constant that is measured at "
+                    f"each (eval.every=pow2, norms.every=pow2, whole steps), and {unread[0]} tokens are not, of {batch}"
+                    " a step. A decayed run has one, its end: give one train.tokens, or branch tails off a constant "
+                    "run, abovemup train --branch RUN@TOKENS."
+                )
             yield Point(arm, at.get(ablation.size, ""), batch, e.optimizer.lr, seed, _growth(e), run)
+
+
+def _passes(e: Experiment, tokens: int, batch: int) -> bool:
+    there = tokens % batch == 0 and all(due(every, tokens // batch, batch) for every in (e.eval.every, e.norms.every))
+    return there and e.schedule.name == "constant"
 
 
 def _growth(e: Experiment) -> float | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from abovemup.config.conf import conf_dir
+from abovemup.config.conf import choices, conf_dir
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
 from abovemup.config.keys import did_you_mean
@@ -28,6 +28,7 @@ class Budget:
 
 def files(kind: str, config_dir: Path | None) -> dict[str, Path]:
     """Name -> YAML file of a kind (budget, ablation), the user's own included. RequestError for one that hides ours."""
+    choices(config_dir)  # refuses a folder that is none
     ours, theirs = (
         {path.stem: path for path in sorted((folder / kind).glob("*.yaml"))} if folder else {}
         for folder in (conf_dir(), config_dir)
@@ -58,7 +59,9 @@ def load(name: str, config_dir: Path | None = None) -> Budget:
         lr = {str(optimizer): values("optimizer.lr", grid) for optimizer, grid in tree["lr"].items()}
         fixed, seeds = {str(key): shown(value) for key, value in tree["fixed"].items()}, values("seeds", tree["seeds"])
         tokens, batch = numbers(tree, "tokens"), numbers(tree, "batch")
-        return Budget(name, bool(tree["verdicts"]), tokens, batch, lr, seeds, fixed)
+        if tree["verdicts"] not in (True, False) or "train.seq_len" not in fixed:
+            raise ValueError("verdicts is true or false, and fixed has train.seq_len")
+        return Budget(name, tree["verdicts"], tokens, batch, lr, seeds, fixed)
     except (LookupError, AttributeError, ValueError, TypeError) as error:
         expected = "verdicts, tokens, batch, lr (optimizer: grid), seeds, fixed"
         raise RequestError(f"{file}: expected {expected}. ({type(error).__name__}: {error})") from error

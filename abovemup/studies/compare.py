@@ -136,6 +136,14 @@ def stages(asked: Comparison, loss: Loss) -> Iterator[list[Trial]]:
     yield trials + [asked.trial(arm, "seed", tops[arm] | seed) for arm, seed in product(tops, seeds)]
 
 
+def foreseen(asked: Comparison) -> list[Cell]:
+    """The cells there will be if no arm's best lies at an edge of a grid."""
+    middle = {arm: np.mean([log2(parse_float(lr)) for lr in lrs]) for arm, lrs in asked.budget.lr.items()}
+    batch = np.mean(np.log2(asked.budget.batch))
+    *_, trials = stages(asked, lambda t: float(abs(t.lr - middle[t.arm]) + abs(t.batch - batch)))
+    return list({t.cell.id: t.cell for t in trials}.values())
+
+
 def best(trials: list[Trial], arm: str, loss: Loss) -> Trial:
     """Of what has been tuned."""
     return min((t for t in trials if t.arm == arm and t.stage != "seed"), key=loss)

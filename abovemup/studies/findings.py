@@ -37,6 +37,7 @@ def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, An
     table = [row for scan in scans for row in rows(ablation, scan, same_runs(frame))]
     last = [row for row in table if row["group"] == scans[0].groups[-1] and math.isfinite(row.get("lowest", math.nan))]
     settings = (f"{key}={ablation.fixed[key]}" for key in _CONDITIONS if key in ablation.fixed)
+    untuned = f"batch {frame.batch[0]:,} tokens, not tuned; " if frame.batch.nunique() == 1 else ""
     seeds, horizons = len(ablation.axes[ablation.seeds]), ", ".join(f"{n:,}" for n in sorted({*frame.tokens}))
     out = {
         "question": ablation.question,
@@ -46,8 +47,8 @@ def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, An
         "table": table,
         "verdicts": [*verdicts(ablation, scans)] if ablation.verdicts else [],
         "layout": layout(ablation.arms, last) if ablation.verdicts else None,
-        "conditions": f"{', '.join(settings)}; validation loss at {horizons} tokens; intervals: the middle 95 % of a "
-        f"bootstrap over {f'{seeds} seeds' if seeds > 1 else 'the runs, one seed'}.",
+        "conditions": f"{', '.join(settings)}; {untuned}validation loss at {horizons} tokens; intervals: the "
+        f"middle 95 % of a bootstrap over {f'{seeds} seeds' if seeds > 1 else 'the runs, one seed'}.",
     }
     out["verdict"] = sentence(ablation, out, last)
     write_summary(folder / "result.json", out)
@@ -151,7 +152,8 @@ def verdicts(ablation: Ablation, scans: list[Scan]) -> Iterator[dict[str, Any]]:
         if ablation.over == "tokens":
             parts = {s: replace(scan.pick(at), same_runs=True) for s, at in zip(sizes, index, strict=True)}
         for size, part in parts.items():
-            found = drift(part) if ablation.fit == "lr" else spread(part, ablation.fit, ablation.over)
+            of_lr = ablation.fit == "lr"
+            found = drift(part, ablation.over) if of_lr else spread(part, ablation.fit, ablation.over)
             yield found | {"name": " ".join([*scan.arm, *([size] if len(parts) > 1 else [])]) or "it"}
 
 
@@ -184,8 +186,8 @@ def sentence(ablation: Ablation, found: dict[str, Any], last: list[dict[str, Any
     for row in found["verdicts"]:
         why = row.get("why", "")
         if "spreads" in row:
-            (own, *_), (rival, *_) = next(iter(row["spreads"].values())), row["spreads"][row["rival"]]
-            why = f"spread {own:.2f} octaves, of {row['rival']} {rival:.2f}"
+            own, rival = next(iter(row["spreads"].values())), row["spreads"][row["rival"]]
+            why = f"spread {own[0]:.2f} octaves, regret {own[3]:.4f}; of {row['rival']} {rival[0]:.2f}, {rival[3]:.4f}"
         told[row["verdict"]].append(f"{row['name']} ({why})" if why else row["name"])
     steps = "/".join(dict.fromkeys(f"{row['step']:g}" for row in found["verdicts"] if "step" in row)) or "?"
     parts = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in told.items() if names)
@@ -195,10 +197,13 @@ def sentence(ablation: Ablation, found: dict[str, Any], last: list[dict[str, Any
 def _compared(rows: list[dict[str, Any]], gains: dict[str, Any] | None) -> str:
     if not rows:
         return "No arm is complete."
-    best, noise = rows[0], max(row["noise"] for row in rows)
+    best, noise = rows[0], float(np.max([row["noise"] for row in rows]))  # nan if one is
     names = [" ".join([*row["arm"], f"({row['reason']})" * (row["reason"] in _UNTUNED)]).strip() for row in rows]
     far = [f"{name} {row['lowest'] - best['lowest']:+.4f}" for name, row in zip(names, rows, strict=True)][1:_MOST]
-    sure = "one seed: no claim" if math.isnan(noise) else f"noise of seeds {noise:.4f}"
+    each = (
+        ", ".join(f"{row['noise']:.4f} {name}" for name, row in zip(names, rows, strict=True)) if len(rows) < 4 else ""
+    )
+    sure = "one seed: no claim" if math.isnan(noise) else f"noise of seeds {each or f'{noise:.4f}'}"
     told = f"The best tuned loss at {best['group']} is {best['lowest']:.4f}, of {names[0]}"
     if gains:
         sure += (

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -49,8 +49,8 @@ def no_main() -> Iterator[None]:
 
 
 class Local:
-    def __init__(self, study: Path, config_dir: Path | None, cells: "list[Cell]", asked: Mapping[str, Any]) -> None:
-        """`asked`: cells_per_gpu. Raises RequestError for anything else, and for that without a GPU."""
+    def __init__(self, study: Path, config_dir: Path | None, cells: "list[Cell]", per_gpu: int | None) -> None:
+        """`per_gpu`: as many share one. Raises RequestError for that without a GPU."""
         import torch
 
         self.study, self.config_dir = study, config_dir
@@ -58,12 +58,9 @@ class Local:
         gpus = [str(i) for i in range(torch.cuda.device_count())] if on_gpu else []
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = named.split(",")[: len(gpus)] if named else gpus
-        share = int(asked.get("cells_per_gpu", 1))
-        if refused := [key for key in asked if key != "cells_per_gpu"]:
-            raise RequestError(f"launcher.{refused[0]} is for --launcher slurm.")
-        if asked and not gpus:
+        if per_gpu and not gpus:
             raise RequestError("--cells-per-gpu: these cells have no GPU here. Leave it out.")
-        self.jobs = len(gpus) * share or max(1, cores() // max(cell.threads for cell in cells))
+        self.jobs = len(gpus) * (per_gpu or 1) or max(1, cores() // max(cell.threads for cell in cells))
 
     def find(self, cell: "Cell") -> "Child | None":
         return None  # a child does not outlive the study that started it

@@ -26,7 +26,7 @@ def plan(pool: Pool, cells: list[Cell]) -> dict[str, Any]:
     runs = ends(cells)
     left = [cell for cell in runs if pool.due(cell)]
     for cell in {min(left, key=lambda c: c.cost), max(left, key=lambda c: c.cost)} if left else ():
-        pool.seconds[cell.cost] = seconds(compose(list(cell.overrides), config_dir=pool.config_dir)) + _START
+        pool.seconds[cell.cost] = seconds(compose(list(cell.overrides), config_dir=pool.launcher.config_dir)) + _START
     done = sum(look(pool.folder, cell).done for cell in cells)
     return {
         "cells": len(cells),

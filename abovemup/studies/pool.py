@@ -47,10 +47,9 @@ class Pool:
 
     folder: Path
     jobs: int
-    config_dir: Path | None
+    launcher: Local | Slurm
     say: Callable[[str, bool], None]  # told when a cell has ended, and whether it failed
     retry: Collection[str] = ()
-    launcher: Local | Slurm | None = None  # None: processes here
     show: Callable[[str], None] = lambda text: None
     running: list[Job] = field(default_factory=list)
     seconds: dict[float, float] = field(default_factory=dict)  # cost of a cell -> what the last such cell took
@@ -60,7 +59,6 @@ class Pool:
 
         After a signal the processes here get SIGTERM and keep a checkpoint; jobs elsewhere go on.
         """
-        launcher = self.launcher or Local(self.folder, self.config_dir, cells, {})
         for name in ("runs", "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         runs = ends(cells)
@@ -70,7 +68,7 @@ class Pool:
             try:
                 while (waiting or self.running) and not stop():
                     self.collect(len(runs), waiting)
-                    while len(self.running) < self.jobs and self.start_one(waiting, launcher):
+                    while len(self.running) < self.jobs and self.start_one(waiting):
                         pass
                     self.show(self.progress(len(runs), waiting))
                     time.sleep(_PAUSE)
@@ -86,7 +84,7 @@ class Pool:
         status = look(self.folder, cell).status
         return status in self.retry or status not in ("finished", "diverged", "failed")
 
-    def start_one(self, waiting: list[Cell], launcher: Local | Slurm) -> bool:
+    def start_one(self, waiting: list[Cell]) -> bool:
         """Start the first cell that nobody else trains; forget those that somebody else has finished."""
         number = min({*range(self.jobs)} - {job.number for job in self.running})
         for cell in list(waiting):
@@ -95,7 +93,7 @@ class Pool:
             claim = FileLock(self.folder / "logs" / f"{cell.name}.lock", blocking=False)
             try:
                 claim.acquire()
-                handle = launcher.find(cell)
+                handle = self.launcher.find(cell)
                 if handle is None and (run := place(self.folder, cell)).is_dir():
                     lock(run).release()  # a process may outlive a study that was killed, for a moment
             except (Timeout, RequestError):
@@ -103,7 +101,7 @@ class Pool:
                 continue
             waiting.remove(cell)
             if handle or self.due(cell):
-                handle = handle or launcher.start(cell, number)
+                handle = handle or self.launcher.start(cell, number)
                 self.running.append(Job(cell, claim, number, handle, time.time()))
                 return True
             claim.release()
@@ -119,6 +117,8 @@ class Pool:
             took = time.time() - job.started
             found = look(self.folder, job.cell)
             if not found.done:
+                # Longer ones of that name would go past its horizon unmeasured; the next start trains them after it.
+                waiting[:] = [cell for cell in waiting if cell.name != job.cell.name]
                 why = found.error or ended
                 self.say(f"{job.cell.name} failed: {why} (its log: {self.folder}/logs/{job.cell.name}.log)", True)
                 continue

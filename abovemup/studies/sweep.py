@@ -1,8 +1,9 @@
 """A sweep: every combination of the values that were typed is a cell."""
 
-import csv
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from abovemup.config.compose import compose
 from abovemup.studies.axes import grid, typed, values
@@ -22,8 +23,4 @@ def cells_of(overrides: list[str], config_dir: Path | None) -> list[Cell]:
 
 def write_points(table: list[dict[str, Any]], path: Path) -> None:
     """What varies, and what came out."""
-    left = ("step", "loss", "seconds_left", "error")
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        lines = csv.DictWriter(file, [key for key in table[0] if key not in left], extrasaction="ignore")
-        lines.writeheader()
-        lines.writerows(table)
+    pd.DataFrame(table).drop(columns=["step", "loss", "seconds_left", "error"]).to_csv(path, index=False)

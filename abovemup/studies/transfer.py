@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abovemup.analysis.norm_fit import NEAREST, FitRefused, parabola
+from abovemup.studies.significance import paired
 
 Array = NDArray[np.float64]
 DULL = {"lr": 0.0, "lr x sqrt(steps)": 0.5, "lr x steps": 1.0}  # what a norm must beat: the power of steps
@@ -61,19 +62,14 @@ def optimum(scan: Scan, name: str, group: int, k: int = NEAREST, std: Array | No
     last = len(scan.lrs) - 1
     for b, (loss, x) in enumerate(zip(losses, xs, strict=True)):
         i = int(np.argmin(loss))
-        row: dict[str, Any] = {
-            "batch": scan.batches[b],
-            "lr": float(scan.lrs[i]),
-            "lowest": float(loss[i]),
-            "reason": "",
-        }
-        row |= {"x": float(x[i]), "loss": float(loss[i]), "noise": float(noises[b, i])}
+        row: dict[str, Any] = {"batch": scan.batches[b], "lr": float(scan.lrs[i]), "lowest": float(loss[i])}
+        row |= {"x": float(x[i]), "loss": float(loss[i]), "noise": float(noises[b, i]), "a": math.nan, "reason": ""}
         try:
             if limited[b, i]:
                 raise FitRefused("step_limited", "")
             kept = np.where(limited[b], math.nan, loss)
             fit = parabola(x, kept, np.zeros(last + 1) if std is None else std[b], None, 2**scan.lrs, k)
-            row |= {"x": fit["x"], "loss": fit["loss"]}
+            row |= {key: fit[key] for key in ("x", "loss", "a")}
         except FitRefused as refusal:  # a divergence beside it is no edge of the grid of lr
             beside = name == "lr" and 0 < i < last and not np.isfinite(loss[i - 1 : i + 2]).all()
             row["reason"] = "" if beside and np.isfinite(loss[i]) else refusal.reason
@@ -123,26 +119,25 @@ def interval(values: Array) -> list[float]:
     return [float(q) for q in np.quantile(values, [0.025, 0.975], method="inverted_cdf")]
 
 
-def drift(scan: Scan) -> dict[str, Any]:
-    """How far the best lr moves from the first group to the last, in octaves, and whether that is far.
+def drift(scan: Scan, over: str) -> dict[str, Any]:
+    """How far the best lr moves from the first group to the one where it lies farthest, in octaves.
 
-    `transfers`: the interval lies within one step of the grid. `drifts`: it lies outside. `cannot tell`: neither, fewer
-    than 2 whole seeds, or an optimum that is not known. `regret`: loss given up at the last with the first's lr.
+    The interval is Student's over the paired seeds, of which a bootstrap of two or three would know too little.
+    `transfers`: it lies within one step of the grid. `drifts`: it lies outside. `cannot tell`: neither, too
+    few groups or whole seeds, or an optimum that is not known. `regret`: loss given up there with the first's lr.
     """
-    scan = scan.pick([0, len(scan.groups) - 1]).whole()
-    seeds = scan.losses.shape[-1]
-    out: dict[str, Any] = {"arm": scan.arm, "seeds": seeds, "verdict": "cannot tell"}
-    if seeds < 2:
-        return out | {"why": f"{seeds} whole seeds"}
-    first, last = (optimum(scan, "lr", group, k=3) for group in (0, 1))
-    at = int(np.flatnonzero(scan.lrs == first["lr"])[0])
-    out["regret"] = float(scan.losses[1, scan.batches.index(first["batch"]), at].mean()) - last["lowest"]
-    if reasons := {first["reason"], last["reason"]} - {""}:
-        return out | {"why": ", ".join(sorted(reasons))}
-    found, step = vertices(scan, "lr", k=3), float(np.diff(scan.lrs).min())
-    moved = found[:, 1] - found[:, 0]
-    low, high = interval(moved[1:])
-    out |= {"drift": float(moved[0]), "interval": [low, high], "step": step}
+    scan = scan.whole()
+    out, known = _unknown(scan, "lr", over, k=3)
+    if "why" in out or out["seeds"] < 2:
+        return {"why": "1 whole seed"} | out
+    far = max(range(len(known)), key=lambda group: abs(known[group]["x"] - known[0]["x"]))
+    each = [scan.pick([seed], -1) for seed in range(out["seeds"])]
+    there, first = ([optimum(seed, "lr", group, k=3)["x"] for seed in each] for group in (far, 0))
+    moved, half, _ = paired(there, first)
+    low, high, step = moved - half, moved + half, float(np.diff(scan.lrs).min())
+    at = scan.losses[far, scan.batches.index(known[0]["batch"]), scan.lrs == known[0]["lr"]]
+    out |= {"drift": moved, "interval": [low, high], "step": step, "to": scan.groups[far]}
+    out |= {"regret": float(at.mean()) - known[far]["lowest"]}
     if max(abs(low), abs(high)) <= step:
         return out | {"verdict": "transfers"}
     return out | ({"verdict": "drifts"} if low > step or high < -step else {"why": "the interval holds both"})
@@ -151,29 +146,57 @@ def drift(scan: Scan) -> dict[str, Any]:
 def spread(scan: Scan, name: str, over: str) -> dict[str, Any]:
     """Whether the optimum in `name` lies closer together over the groups than in every other coordinate.
 
-    The spread is the population std of its log2 over the groups. `transfers`: below every other's, in 95 % of the
-    bootstrap too. `drifts`: above that of one other, as surely. `cannot tell`: neither, too few groups, or an optimum
-    that is not known (an edge of the lr or batch grid, step-limited). `spreads`: coordinate -> [spread, 95 % interval].
+    The spread is the population std of its log2 over the groups. A norm that hardly reacts to lr has little of it for
+    nothing; so the regret counts too: the mean loss (nats) that the mean of the optima costs a group, by its parabola.
+    `transfers`: a spread below every other's, and a regret below that of all that is DULL, in 95 % of the bootstrap of
+    the runs or, of several seeds, by a paired t-test. `drifts`: both above those of the one with the least regret, as
+    surely. `cannot tell`: neither, too few groups, or an optimum that is not known (an edge of the lr or batch grid,
+    step-limited). `spreads`: coordinate -> [spread, 95 % interval, regret].
     """
     scan = scan.whole()
+    out, _ = _unknown(scan, name, over)
+    if "why" in out:
+        return out
+    spreads, regrets, out["spreads"] = {}, {}, {}
+    alone = [scan.pick([seed], -1) for seed in range(out["seeds"])]
+    for of in (name, *(other for other in scan.x if other != name)):
+        x, bends = vertices(scan, of), [optimum(scan, of, group)["a"] for group in range(len(scan.groups))]
+        shown = interval(x[1:].std(axis=1))
+        if len(alone) > 1:
+            x = np.array([x[0], *([optimum(seed, of, group)["x"] for group in range(x.shape[1])] for seed in alone)])
+        spreads[of], regrets[of] = x.std(axis=1), (bends * (x - x.mean(axis=1, keepdims=True)) ** 2).mean(axis=1)
+        out["spreads"][of] = [float(spreads[of][0]), *shown, float(regrets[of][0])]
+    out["step"] = float(np.diff(scan.lrs).min()) if len(scan.lrs) > 1 else math.nan
+    own, regret = spreads.pop(name), regrets.pop(name)
+    dull = np.min([regrets[of] for of in DULL], axis=0) * (1 - 1e-6)  # a norm that is but lr is none
+    if _surely(own, np.min([*spreads.values()], axis=0), len(alone)) and _surely(regret, dull, len(alone)):
+        return out | {"verdict": "transfers", "rival": min(spreads, key=lambda of: float(spreads[of][0]))}
+    rival = min(regrets, key=lambda of: float(np.nan_to_num(regrets[of][0], nan=math.inf)))
+    count = len(regrets)  # it was chosen among as many
+    above = _surely(spreads[rival], own, len(alone), count) and _surely(regrets[rival], regret, len(alone), count)
+    return out | {"rival": rival} | ({"verdict": "drifts"} if above else {"why": f"not surely closer than {rival}"})
+
+
+def _surely(a: Array, b: Array, seeds: int, tests: int = 1) -> bool:
+    """Whether a is below b: of both the first is the estimate, and the others are draws, or seeds (paired t-test)."""
+    if not a[0] < b[0]:
+        return False
+    if seeds > 1:  # a bootstrap of two or three was wrong every fifth time
+        mean, _, p = paired(a[1:], b[1:])
+        return bool(mean < 0 and p <= (1 - SURE) / tests)
+    return bool((a < b)[1:].mean() >= 1 - (1 - SURE) / 2 / tests)  # of both sides, as the t-test
+
+
+def _unknown(scan: Scan, name: str, over: str, k: int = NEAREST) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The beginning of a verdict, with `why` where there can be none; and the optimum of each group."""
     seeds, count = scan.losses.shape[-1], len(scan.groups)
     out: dict[str, Any] = {"arm": scan.arm, "seeds": seeds, "verdict": "cannot tell"}
     if not seeds:
-        return out | {"why": "no seed is whole"}
+        return out | {"why": "no seed is whole"}, []
     if name not in scan.x:
-        return out | {"why": f"{name} was not measured"}
+        return out | {"why": f"{name} was not measured"}, []
     if count < NEEDED[over]:
-        return out | {"why": f"{count} of the {NEEDED[over]} that it takes"}
-    reasons = {group: reason for i, group in enumerate(scan.groups) if (reason := optimum(scan, name, i)["reason"])}
-    if reasons:
-        return out | {"why": ", ".join(f"{reason} at {group}" for group, reason in reasons.items())}
-    found = {other: vertices(scan, other).std(axis=1) for other in scan.x}
-    own, others = found.pop(name), np.array(list(found.values()))
-    rival = list(found)[int(np.argmin(others[:, 0]))]
-    out |= {"spreads": {of: [float(s[0]), *interval(s[1:])] for of, s in {name: own, **found}.items()}}
-    out |= {"rival": rival, "step": float(np.diff(scan.lrs).min()) if len(scan.lrs) > 1 else math.nan}
-    below, above = own < others.min(axis=0), own > found[rival]
-    if below[0] and below[1:].mean() >= SURE:
-        return out | {"verdict": "transfers"}
-    sure = above[0] and above[1:].mean() >= SURE
-    return out | ({"verdict": "drifts"} if sure else {"why": f"about as close as {rival}"})
+        return out | {"why": f"{count} of the {NEEDED[over]} that it takes"}, []
+    known = [optimum(scan, name, group, k) for group in range(count)]
+    refused = [f"{row['reason']} at {group}" for group, row in zip(scan.groups, known, strict=True) if row["reason"]]
+    return out | ({"why": ", ".join(refused)} if refused else {}), known

@@ -11,6 +11,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from abovemup.config.errors import RunFailed
 
+LAST_CHECKPOINT = 120  # seconds that the processes have to end after a signal, or after one of them
+
 
 def launch(nproc: int, arguments: list[str]) -> int:
     """`abovemup ARGUMENTS` in `nproc` processes of this machine; the exit code of the one that ended first.
@@ -25,17 +27,20 @@ def launch(nproc: int, arguments: list[str]) -> int:
             nproc_per_node=nproc,
             run_id=uuid4().hex,
             rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            rdzv_endpoint="localhost:0",  # a free port
+            local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(logs),
+            shutdown_timeout=LAST_CHECKPOINT,
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "abovemup", *arguments)
+            elastic_launch(config, sys.executable)("-P", "-m", "abovemup", *arguments)
         except SignalException as end:
             return 128 + int(end.sigval)
         except ChildFailedError as failed:
             rank, first = failed.get_first_failure()
-            if all(failure.exitcode < 0 for failure in failed.failures.values()):
+            said = any(failure.exitcode == 4 for failure in failed.failures.values())
+            if first.exitcode < 0 and not said:
                 raise RunFailed(f"rank {rank} was ended by signal {-first.exitcode}") from None
             return first.exitcode if first.exitcode > 0 else 4
     return 0

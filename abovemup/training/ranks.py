@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -15,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from abovemup.config.errors import RequestError, RunFailed
-from abovemup.config.schema import Parallel
+from abovemup.config.resolve import cores
+from abovemup.config.schema import Experiment, Parallel, Train
 from abovemup.model.llama import Llama
 from abovemup.optim.sharded import Owners
 
@@ -27,11 +29,11 @@ T = TypeVar("T")
 
 
 class Silent(Exception):
-    """This rank ends with `code`, and another one says why."""
+    """This rank ends with `error`, which another one says."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(f"exit code {code}")
-        self.code = code
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error, self.code = error, report(error)[0]
 
 
 class Ranks:
@@ -42,6 +44,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, world: int = 1, store: dist.Store | None = None) -> None:
         self.rank, self.world, self.store = rank, world, store
+        self.launcher = os.getppid()
         self.ending = False
 
     @property
@@ -62,6 +65,11 @@ class Ranks:
 
     def largest(self, value: int) -> int:
         return int(max(found for [found] in self.gather([value])))
+
+    def signalled(self, signum: int) -> int:
+        """The largest signal of any rank, 0 for none: SIGTERM when the launcher is gone, which no rank outlives."""
+        gone = self.store is not None and os.getppid() != self.launcher
+        return self.largest(signum or gone * signal.SIGTERM)
 
     def same(self, value: T) -> T:
         """Rank 0's value, once all are here."""
@@ -97,6 +105,29 @@ class Ranks:
         parts = [part for part in windows.split(size) if len(part)]
         return parts + [windows.new_full((1, windows.shape[1]), IGNORE)] * (passes - len(parts))
 
+    def settle(self, exp: Experiment, overrides: Sequence[str]) -> Experiment:
+        """`exp` over so many ranks, which mean DDP if nothing else was asked for. Raises RequestError."""
+        parallel, world = exp.parallel, self.world
+        if world > 1 and parallel.name == "single":
+            if any(o.lstrip("+").startswith("parallel=") for o in overrides):
+                raise RequestError(f"parallel=single is one process, and there are {world}: use parallel=ddp or fsdp.")
+            parallel = Parallel(name="ddp")
+        if world > 1 and exp.train.micro_batch == "auto":
+            raise RequestError(f"train.micro_batch=auto is for one process, and there are {world}: give a number.")
+        if parallel.name == "fsdp" and world % parallel.replicate:
+            raise RequestError(f"parallel.replicate={parallel.replicate} does not divide {world} processes.")
+        return replace(exp, parallel=parallel, choices=exp.choices | {"parallel": parallel.name})
+
+    def occupy(self, train: Train) -> None:
+        """Take this rank's threads and GPU. Raises RequestError where there are fewer GPUs than ranks."""
+        here = 1 if self.store is None else int(os.environ["LOCAL_WORLD_SIZE"])
+        # Threads beside threads on the same cores are many times slower than one each.
+        torch.set_num_threads(train.threads if here == 1 else min(train.threads, max(1, cores() // here)))
+        if self.store is not None and train.device != "cpu":
+            if here > (gpus := torch.cuda.device_count()):
+                raise RequestError(f"{here} processes need a GPU each, of {gpus}: use fewer, or train.device=cpu.")
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
     def spread(self, model: Llama, parallel: Parallel) -> tuple[nn.Module, Owners | None]:
         """Replicate the model over the ranks, or shard it: what to call in its place, and who computes which step.
 
@@ -123,7 +154,8 @@ class Ranks:
     def verdict(self, error: BaseException) -> BaseException:
         """What this rank ends with after `error`: one rank says what ended the run, and which rank it was.
 
-        Each writes down what happened to it, and reads what happened to the others.
+        Each writes down what happened to it, and reads what happened to the others. A rank that has failed by itself
+        waits for rank 0 alone, which may be waiting for it until it is gone.
         """
         if self.store is None or self.ending:
             return error
@@ -131,35 +163,41 @@ class Ranks:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher's, which ends all once one has ended
         code, text = report(error)
         self.store.set(f"end/{self.rank}", json.dumps([code, text]))
-        return error if text and self.first else self._blame(self.store, error)
+        found = self._ends(self.store, 1 if text else self.world)
+        told = [rank for rank, (_, said) in found.items() if said]
+        ended = [code for code, _ in found.values() if code > 4]  # by signals
+        missing = [str(rank) for rank in range(self.world) if rank not in found]
+        if told and (told[0] or self.rank):
+            code, said = found[told[0]]
+            kind = RequestError if code == 2 else RunFailed
+            error = kind(f"rank {told[0]}: {said}" if told[0] else said)
+        elif missing and not told and (code == 4 or self.first):
+            error = RunFailed(f"rank {', '.join(missing)} does not answer: it was killed, or it hangs")
+        elif ended and code == 4:
+            return Silent(SystemExit(ended[0]))
+        another = bool(told) and not told[0] and not self.first  # rank 0 says its own
+        return Silent(error) if another or self.store.add("said", 1) > 1 else error
 
-    def _blame(self, store: dist.Store, error: BaseException) -> BaseException:
-        code, text = report(error)
-        keys = {rank: f"end/{rank}" for rank in range(self.world)}
+    def _ends(self, store: dist.Store, count: int) -> dict[int, tuple[int, str]]:
+        """The reports of all ranks that have ended, once the first `count` have, or after PATIENCE."""
+        keys = [f"end/{rank}" for rank in range(self.world)]
         deadline = time.monotonic() + PATIENCE
-        while not store.check([keys[0]] if text else [*keys.values()]) and time.monotonic() < deadline:
+        while not store.check(keys[:count]) and time.monotonic() < deadline:
             time.sleep(0.05)
-        found = {rank: json.loads(store.get(key)) for rank, key in keys.items() if store.check([key])}
-        told = {rank: said for rank, (_, said) in found.items() if said}
-        if text or 0 in told or self.rank != min(found.keys() - told.keys()):
-            return Silent(found[min(told)][0] if told else code)
-        if told:
-            rank, said = min(told.items())
-            return (RequestError if found[rank][0] == 2 else RunFailed)(f"rank {rank}: {said}")
-        if missing := [str(rank) for rank in range(self.world) if rank not in found]:
-            return RunFailed(f"rank {', '.join(missing)} does not answer: it was killed, or it hangs")
-        return error
+        return {rank: json.loads(store.get(key)) for rank, key in enumerate(keys) if store.check([key])}
 
 
 def report(error: BaseException) -> tuple[int, str]:
     """The exit code, and what a rank has to say: nothing when another has left it, or a signal ends it."""
-    if isinstance(error, KeyboardInterrupt) or (isinstance(error, SystemExit) and error.code == 143):
-        return 143 if isinstance(error, SystemExit) else 130, ""
-    if isinstance(error, dist.DistError) or "gloo" in str(error):
-        return 4, ""
     text = " ".join(str(error).split())
     if isinstance(error, RequestError | RunFailed):
         return 2 if isinstance(error, RequestError) else 4, text
+    if isinstance(error, KeyboardInterrupt):
+        return 130, ""
+    if isinstance(error, SystemExit) and error.code in (130, 143):
+        return int(error.code), ""
+    if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in text):
+        return 4, ""
     return 4, f"{type(error).__name__}: {text}"
 
 
@@ -172,15 +210,13 @@ def join() -> Iterator[Ranks]:
     if not dist.is_torchelastic_launched():
         yield ALONE
         return
-    timeout, gpus = timedelta(seconds=TIMEOUT), torch.cuda.is_available()
+    timeout = timedelta(seconds=TIMEOUT)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
-    backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     group = dist.PrefixStore("group", store)
     dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=timeout)
     ranks = Ranks(rank, world, dist.PrefixStore("run", store))
     try:
-        if gpus:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         yield ranks
         ranks.same(None)  # who left with an exit code would end those that are still writing
         dist.destroy_process_group()

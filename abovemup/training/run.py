@@ -10,15 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 from rich.console import Console
 
 from abovemup.config import io
 from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError, RunFailed
-from abovemup.config.resolve import cores
-from abovemup.config.schema import Experiment, Parallel, Run
+from abovemup.config.schema import Experiment, Run
 from abovemup.data.corpus import open_corpus
 from abovemup.data.recipe import keep
 from abovemup.data.split import Amount
@@ -32,7 +30,7 @@ from abovemup.training import checkpoint, lineage
 from abovemup.training.device import placed
 from abovemup.training.evaluate import Interrupted
 from abovemup.training.generate import write
-from abovemup.training.ranks import ALONE, Ranks, join
+from abovemup.training.ranks import ALONE, Ranks, Silent, join
 from abovemup.training.signals import Stop
 from abovemup.training.trainer import Diverged, Trainer, out_of_memory
 
@@ -65,9 +63,9 @@ def train(
     with ExitStack() as stack:
         stop = stack.enter_context(Stop())
         ranks = stack.enter_context(join())
-        stop.agree = ranks.largest
+        stop.agree = ranks.signalled
         start = lineage.start(overrides, config_file, config_dir, resume, branch)
-        exp, source = over(ranks, start.experiment, overrides), start.source
+        exp, source = ranks.settle(start.experiment, overrides), start.source
         folder = start.origin if resume is not None else None  # None: a new one
         if folder is not None:
             if ranks.first:
@@ -108,23 +106,6 @@ def train(
         return Leg(trainer, folder, stop, terminal, branch).run(last_row)
 
 
-def over(ranks: Ranks, exp: Experiment, overrides: list[str]) -> Experiment:
-    """`exp` over so many ranks, which mean DDP if nothing else was asked for. Raises RequestError."""
-    parallel, train, world = exp.parallel, exp.train, ranks.world
-    if world > 1 and parallel.name == "single":
-        if any(o.lstrip("+").startswith("parallel=") for o in overrides):
-            raise RequestError(f"parallel=single is one process, and there are {world}: use parallel=ddp or fsdp.")
-        parallel = Parallel(name="ddp")
-    if world > 1 and train.micro_batch == "auto":
-        raise RequestError(f"train.micro_batch=auto is for one process, and there are {world}: give a number.")
-    if parallel.name == "fsdp" and world % parallel.replicate:
-        raise RequestError(f"parallel.replicate={parallel.replicate} does not divide {world} processes.")
-    # Threads beside threads on the same cores are many times slower than one each.
-    most = max(1, cores() // int(os.environ["LOCAL_WORLD_SIZE"])) if world > 1 else train.threads
-    train = replace(train, threads=min(train.threads, most))
-    return replace(exp, parallel=parallel, train=train, choices=exp.choices | {"parallel": parallel.name})
-
-
 def title(exp: Experiment) -> str:
     model, optimizer = exp.model, exp.optimizer
     size = f"{model.name} (width {model.width}, {model.depth} blocks)"
@@ -135,13 +116,13 @@ def build(exp: Experiment, stop: Stop, terminal: Terminal, amount: Amount | None
     """Data (of a remote source `amount`, or what the run needs), model and optimizer, as initialised."""
     # Written down, so that a run that goes on where there is a GPU does not move to it by itself.
     exp = placed(exp)
+    ranks.occupy(exp.train)
     for sentence in exp.cannot_match:
         terminal.note(f"{exp.experiment} cannot match: {sentence}")
     corpus = ranks.after_first(lambda: open_corpus(exp, terminal.note, amount))
     corpus.require(exp.train.steps * exp.train.batch_size)
     if (used := corpus.coder.size) < (rows := exp.model.vocab_size):
         terminal.note(f"vocabulary: {used:,} ids in {rows:,} rows; the others take no part")
-    torch.set_num_threads(exp.train.threads)
     trainer = Trainer(exp, corpus, stop, ranks)
     if exp.train.micro_batch == "auto":
         trainer.fit_micro_batch()
@@ -219,15 +200,15 @@ class Leg:
         try:
             status = self.loop()
         except BaseException as raised:
-            error = self.ranks.verdict(raised)
-            advice = self.advice(error)
+            told = self.ranks.verdict(raised)
+            error = told.error if isinstance(told, Silent) else told
             with suppress(OSError):  # the disk may be what failed
                 self.end("failed", error)
-            if advice is not None:
+            if told is error and (advice := self.advice(error)) is not None:
                 raise RunFailed(advice) from error
-            if error is raised:
+            if told is raised:
                 raise
-            raise error from raised
+            raise told from raised
         return self.end(status)
 
     def open(self, last_row: int | None) -> None:
@@ -351,6 +332,7 @@ class Leg:
             "reason": None if error is None else f"{type(error).__name__}: {error}",
             "seconds": round(time.time() - self.started, 3),
             "device": str(trainer.device),
+            "processes": self.ranks.world,
             "data": trainer.corpus.manifest,
             **environment(),
         }

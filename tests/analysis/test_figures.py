@@ -75,9 +75,9 @@ def test_both_renderers_draw_all_of_it_and_tell_series_apart_without_colour(
         assert all(len(each) == 1 for each in markers.values())
         assert len({next(iter(each)) for each in markers.values()}) == len(markers)
         if name in ("norm_against_loss", "optima_over_horizons"):  # a shade, a band
-            render.save(figure, tmp_path / f"{name}.png", tmp_path / f"{name}.pdf")
-            assert (tmp_path / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
-            assert (tmp_path / f"{name}.pdf").read_bytes()[:4] == b"%PDF"
+            suffix, start = (".png", b"\x89PNG") if name == "norm_against_loss" else (".pdf", b"%PDF")
+            render.save(figure, tmp_path / f"{name}{suffix}")
+            assert (tmp_path / f"{name}{suffix}").read_bytes()[:4] == start
 
 
 def test_layouts_of_the_roles_rates(tmp_path: Path) -> None:
@@ -117,6 +117,37 @@ def test_momenta_and_schedules_are_arms(tmp_path: Path) -> None:
         end = scan[scan.tokens == 2**20]
         own = lowest[(lowest.column == name) & (lowest.tokens == 2**20)]
         assert (own.x.iloc[0], own.y.iloc[0]) == (end.x[end.loss.idxmin()], end.loss.min())
+
+
+def test_panels_and_models_stand_in_the_order_of_their_numbers() -> None:
+    names = ["w128-d2, 2^-3.5", "w64-d2, 2^10", "w64-d2, 2^9", "w128-d2, 2^-4"]
+    assert sorted(names, key=figures.numbered) == [names[2], names[1], names[3], names[0]]
+    table = pd.DataFrame({"x": 1.0, "y": 1.0, "series": "a", "column": ["batch 2^10", "batch 2^9", "batch 2^10"]})
+    figure = figures.Figure("", table, "log2 norm")
+    assert figure.table.column.tolist() == ["batch 2^9", "batch 2^10", "batch 2^10"]
+    assert figure.ends == (0.5, 1.5)  # a single norm is no range of its own
+    assert figures.Figure("", table.assign(x=[1.0, 3.0, 4.0]), "log2 norm").ends is None
+
+
+def test_what_was_left_out_is_told_in_its_own_arm(tmp_path: Path) -> None:
+    for momentum, status in ((0.0, "interrupted"), (0.9, "diverged")):
+        for lr in (-5, -4, -3):
+            write(tmp_path / f"m{momentum}lr{lr}", lr, 16, optimizer__momentum=momentum)
+        write(tmp_path / f"m{momentum}gone", -2, 16, status, optimizer__momentum=momentum)
+    write(tmp_path / "alone", -2, 16, "interrupted", optimizer__momentum=0.5)
+    plain, heavy = open_arms(tmp_path).values()
+    assert plain.excluded == {"m0.0gone": "interrupted"}
+    assert heavy.excluded == {"m0.9gone": "diverged"}
+    for run_ in ("m0.0gone", "alone"):
+        with pytest.raises(RequestError, match="no run is finished: 1 interrupted"):
+            open_source(tmp_path / run_)
+
+
+def test_texts_of_a_run_are_no_markup() -> None:
+    table = pd.DataFrame({"x": [1.0], "y": 1.0, "series": "<b>s", "column": "<i>c", "text": "<a href='javascript:1'>"})
+    drawn = render.html(figures.Figure("", table, "x"), "name")
+    for shown in ('"name":"&lt;b&gt;s"', '"&lt;a href=&#39;javascript:1&#39;&gt;"', '"text":"&lt;i&gt;c"'):
+        assert shown in drawn
 
 
 def test_an_arm_without_anything_to_show_is_told_and_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import abovemup
 from abovemup.analysis.export import TOOLKIT, table, toolkit
-from abovemup.analysis.runs import find, load_runs, records, summaries
+from abovemup.analysis.runs import LOGGED, find, load_runs, plain, records
 from abovemup.analysis.select import columns, ordered, select
 from abovemup.config.errors import RequestError
 from abovemup.tracking import jsonl
@@ -22,6 +22,13 @@ from abovemup.tracking.records import Record
 from tests.analysis.directories import rows, write
 
 COLUMNS = ["loss", "val/loss", "norm/head/rms_to_inf", "norm/not/there"]
+
+
+def summaries(place: str | Path) -> pd.DataFrame:
+    found, skipped = records([place])
+    frame = pd.DataFrame(map(plain, found), columns=None if found else ["run", "dir", "status", *LOGGED])
+    frame.attrs["skipped"] = skipped
+    return frame
 
 
 def by_hand(folders: list[Path], names: list[str]) -> pd.DataFrame:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from abovemup.bench import data, loop, norms, startup, step
+from abovemup.bench import data, fits, loop, norms, startup, step
 from abovemup.bench.ratio import Ratio
 from abovemup.cli.main import run
 from abovemup.config.compose import compose
@@ -88,6 +88,16 @@ def test_both_optimizers_take_the_same_steps() -> None:
         step.compare("", shapes, 1, 1.0, "float32", step.muon)
 
 
+def test_a_study_of_the_bench_has_a_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fits, "STEPS", 20)
+    files = fits.write(tmp_path / "study", 8)
+    rows = [json.loads(line) for line in files[3].open()]
+    assert [len([key for key in row if key.startswith("norm/")]) for row in rows[8:10]] == [0, fits.NORMS]
+    took, before, after = fits.fit(tmp_path / "study", tmp_path)
+    assert took > 0
+    assert after >= before > 0
+
+
 def test_both_start_ups_run() -> None:
     assert startup.startup(pairs=1).value > 0
 
@@ -101,6 +111,7 @@ def test_a_missed_target_is_exit_code_1(
     monkeypatch.setattr(norms, "norms", lambda: [good[1]])
     monkeypatch.setattr(step, "steps", list)
     monkeypatch.setattr(data, "data", list)
+    monkeypatch.setattr(fits, "fits", list)
     monkeypatch.setattr(startup, "startup", lambda: Ratio("help", last, 1.0, "s", 3))
     assert run(["bench"]) == code
     table = capsys.readouterr().out

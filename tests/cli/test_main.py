@@ -214,6 +214,9 @@ def test_dry_run_counts_and_builds_nothing(elsewhere: Path, capsys: pytest.Captu
     assert (size["parameters"], size["weights"], size["state"]) == (68_878_336, 4 * 68_878_336, 8 * 68_878_336)
     assert run(["train", "--dry-run", "--json", "optimizer.momentum=0"]) == 0
     assert json.loads(capsys.readouterr().out)["state"] == 0
+    assert run(["train", "--dry-run", "--nproc", "2"]) == 0
+    assert "2, parallel=ddp" in capsys.readouterr().out
+    assert run(["train", "--dry-run", "--nproc", "2", "parallel=single"]) == 2
     assert not list(elsewhere.iterdir())
 
 

@@ -7,8 +7,7 @@ import pytest
 from abovemup.cli.main import run
 from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
-from abovemup.config.site import Site, site
-from abovemup.data.sources import cache_folder
+from abovemup.config.site import Site, cache_folder, site
 from abovemup.studies.cells import cell
 
 

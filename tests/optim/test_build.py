@@ -223,3 +223,21 @@ def test_users_class_that_does_not_work(
         build(target=target, args=args)
     assert why in str(error.value)
     assert f"optimizer.target={target}" in str(error.value)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_pipeline_stage_steps_as_it_does_in_the_whole(table: str) -> None:
+    """Nothing in a step looks across parameters: a stage's are an ordinary list."""
+    e = experiment(table, weight_decay=0.1)
+    whole, stages = parameters(), parameters()
+    optimizers = [build_optimizer(whole, routing_table(SPECS, e), e)]
+    for first in (True, False):
+        specs = [spec for spec in SPECS if spec.name.startswith(("embedding", "layers.0")) is first]
+        optimizers.append(build_optimizer({s.name: stages[s.name] for s in specs}, routing_table(specs, e), e))
+    for seed in range(3):
+        set_grads(whole, seed)
+        set_grads(stages, seed)
+        for optimizer in optimizers:
+            optimizer.step()
+    for name, p in whole.items():
+        torch.testing.assert_close(stages[name], p, rtol=1e-6, atol=1e-6)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from abovemup.geometry.norms import NORMS
 from abovemup.optim.sharded import Owners, assign, cost, rows
 
 SHAPES = [(13, 7), (1, 11), (11, 1), (7, 13), (5,), (1,), (2, 3), (13, 7), (101, 3)]
@@ -41,14 +42,17 @@ class Network:
         self.splits: list[list[int]] = [[]] * world
         self.here = threading.local()
         self.calls = 0
+        self.elements: list[list[int]] = [[] for _ in range(world)]  # of each rank, what it sent to each other one
 
     def _exchange(self, flat: Tensor, splits: list[int]) -> None:
         self.calls += 1
-        self.sent[self.here.rank], self.splits[self.here.rank] = flat, splits
+        rank = self.here.rank
+        self.sent[rank], self.splits[rank] = flat, splits
+        self.elements[rank] += [n for other, n in enumerate(splits) if other != rank]
         self.barrier.wait()
 
     def all_gather_single(self, got: Tensor, sent: Tensor, group: None) -> None:
-        self._exchange(sent, [])
+        self._exchange(sent, [len(sent)] * self.world)
         got.copy_(torch.cat(self.sent))
         self.barrier.wait()
 
@@ -78,14 +82,19 @@ class Network:
         return found
 
 
-@pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
-def test_every_step_is_made_once_and_comes_back(world: int, sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def connect(world: int, monkeypatch: pytest.MonkeyPatch) -> Network:
     network = Network(world)
     monkeypatch.setattr(dist, "all_gather_single", network.all_gather_single)
     monkeypatch.setattr(dist, "all_to_all_single", network.all_to_all_single)
     monkeypatch.setattr(dist, "get_rank", lambda group: network.here.rank)
     monkeypatch.setattr(dist, "get_world_size", lambda group: world)
+    return network
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_every_step_is_made_once_and_comes_back(world: int, sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = connect(world, monkeypatch)
     g = torch.Generator().manual_seed(0)
     wholes = [torch.randn(shape, generator=g) for shape in SHAPES]
     made: list[int] = []
@@ -105,3 +114,23 @@ def test_every_step_is_made_once_and_comes_back(world: int, sharded: bool, monke
         assert all(part.equal(3 * shards(t)[rank]) for part, t in zip(found, wholes, strict=True))
     assert sorted(made) == list(range(len(SHAPES)))
     assert network.calls == world * (2 if sharded else 1)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_what_is_sent_is_what_the_docstring_says(world: int, sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, shapes = connect(world, monkeypatch), [(12, 5)] * 12
+    parts = [torch.zeros(12 // world if sharded else 12, 5)] * 12
+    network.run(lambda rank: Owners(None, sharded).steps(shapes, parts, lambda mine, tensors: tensors))
+    each = [12 * 60 // world**2] * 2 if sharded else [12 * 60 // world]
+    assert network.elements == [[n for n in each for _ in range(world - 1)]] * world
+
+
+def test_experts_that_are_sharded_stay_where_they_are() -> None:
+    owners = object.__new__(Owners)
+    for owners.sharded in (False, True):
+        assert owners.needs(NORMS["rms_to_rms"], (8, 4))
+        assert owners.needs(NORMS["rms_to_rms"], (6, 8, 4)) is not owners.sharded
+        assert owners.needs(NORMS["rms"], (8,)) is owners.sharded
+        assert not owners.needs(NORMS["one_to_rms"], (8, 4))
+    assert cost((6, 8, 4)) == 6 * cost((8, 4))

@@ -1,9 +1,10 @@
 """What test_ranks.py starts under torchrun: python -m tests.slow.ranks FOLDER LAYOUT...
 
-Every rank also trains the run on its own, as one process, and compares: losses, norms and weights.
+Rank 0 also trains the run on its own, as one process, and compares: losses, norms and weights.
 """
 
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from abovemup.data.corpus import Corpus, open_corpus
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from abovemup.optim.sharded import Owners, local, whole
+from abovemup.optim.steepest import SteepestDescent
 from abovemup.training import checkpoint
 from abovemup.training.evaluate import IGNORE
 from abovemup.training.ranks import ALONE, Ranks, join
@@ -51,20 +53,26 @@ UNEVEN = [  # 257 rows, a width of 23, an FFN of 1: no number of ranks divides t
 VARIANTS: dict[str, list[str]] = {
     "plain": [],
     "uneven": UNEVEN,
-    "accumulated": ["train.batch_size=8", "train.micro_batch=1"],
-    "clipped": [],
+    "accumulated": ["train.batch_size=8", "train.micro_batch=1"],  # and clipped at half the norm
     "tied": ["model.tie_embeddings=true", "optimizer.norm_control=pre_decay", "optimizer.weight_decay=0.5"],
     "small": ["train.batch_size=1"],  # less than one sequence a rank
 }
-MATRIX = ("plain", "uneven", "accumulated", "clipped")
+MATRIX = ("plain", "uneven", "accumulated")
 
 
 def settings(optimizer: str, variant: str) -> tuple[Experiment, Corpus]:
-    asked = [*TINY, "train.steps=3", f"optimizer={optimizer}", *OPTIMIZERS[optimizer], *VARIANTS[variant]]
+    asked = [
+        *TINY,
+        "model.depth=2",
+        "train.steps=3",
+        f"optimizer={optimizer}",
+        *OPTIMIZERS[optimizer],
+        *VARIANTS[variant],
+    ]
     exp = compose([f"{k}={v}" for k, v in dict(o.split("=", 1) for o in asked).items()])
     exp = replace(exp, train=replace(exp.train, device="cpu"))
     corpus = open_corpus(exp, lambda line: None)
-    if variant == "clipped":
+    if variant == "accumulated":
         norm = Trainer(exp, corpus).gradients(1)[1]
         exp = replace(exp, optimizer=replace(exp.optimizer, clip=norm / 2))
     return exp, corpus
@@ -86,15 +94,19 @@ def same_rows(a: list[dict[str, float]], b: list[dict[str, float]]) -> None:
             assert abs(value - other[key]) <= 1e-5 * max(1.0, abs(value)), (key, value, other[key])
 
 
-def same_weights(a: Trainer, b: Trainer) -> None:
-    for name, p in a.parameters.items():
-        torch.testing.assert_close(
-            whole(p.detach()),
-            b.parameters[name].detach(),
-            rtol=1e-5,
-            atol=1e-5,
-            msg=lambda text, n=name: f"{n}: {text}",
-        )
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    """Whole, which all ranks ask for."""
+    return {name: whole(p.detach()) for name, p in trainer.parameters.items()}
+
+
+def same_tensors(a: dict[str, Any], b: dict[str, Any], where: str = "") -> None:
+    assert a.keys() == b.keys(), where
+    for name, value in a.items():
+        if isinstance(value, dict):
+            same_tensors(value, b[name], f"{where} {name}")
+        else:
+            told = lambda text, n=name: f"{where} {n}: {text}"  # noqa: E731
+            torch.testing.assert_close(value, b[name], rtol=1e-5, atol=1e-5, msg=told)
 
 
 def title(ranks: Ranks, parallel: Parallel) -> str:
@@ -103,39 +115,61 @@ def title(ranks: Ranks, parallel: Parallel) -> str:
 
 def check(exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Parallel) -> tuple[Trainer, Trainer]:
     """Three steps over the ranks and three of one process are the same run."""
-    one = Trainer(exp, corpus)
-    exp = replace(exp, parallel=parallel)
-    many = Trainer(exp, corpus, ranks=ranks)
+    one, many = Trainer(exp, corpus), Trainer(replace(exp, parallel=parallel), corpus, ranks=ranks)
     held = sum(local(p).numel() for p in many.parameters.values())
     everything = sum(p.numel() for p in one.parameters.values())
     shards = 1 if parallel.name == "ddp" else ranks.world // parallel.replicate
     assert held <= everything / shards + 1000
-    same_rows(trained(one, 3), trained(many, 3))
-    same_weights(many, one)
+    rows, found = trained(many, 3), weights(many)
+    if ranks.first:
+        same_rows(trained(one, 3), rows)
+        same_tensors(found, weights(one))
     return one, many
 
 
-def check_resumed(
-    exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Parallel, folder: Path, straight: Trainer
-) -> None:
-    """Saved after two steps, by whatever layouts have been here: the third is that of the straight run."""
-    spread = replace(exp, parallel=parallel)
-    layouts = {"single": (exp, ALONE), title(ranks, parallel): (spread, ranks)}
+def check_resumed(exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Parallel, folder: Path) -> None:
+    """After two steps both save the same, and from either both take the third step of a straight run: so a run may move
+    from any layout to any other."""
+    layouts = {title(ranks, parallel): (replace(exp, parallel=parallel), ranks)}
+    if ranks.first:
+        layouts["single"] = (exp, ALONE)
+    places = [folder / layout / exp.optimizer.name for layout in ("single", title(ranks, parallel))]
     for layout, (e, r) in layouts.items():
         trainer = Trainer(e, corpus, ranks=r)
         trained(trainer, 2)
         state = trainer.state(2)
         if ranks.first:
-            (folder / layout / exp.optimizer.name).mkdir(parents=True, exist_ok=True)
-            checkpoint.save(folder / layout / exp.optimizer.name, state)
+            place = folder / layout / exp.optimizer.name
+            place.mkdir(parents=True, exist_ok=True)
+            checkpoint.save(place, state)
     ranks.same(None)
-    for path in sorted(folder.glob(f"*/{exp.optimizer.name}/step_00000002")):
+    states = [checkpoint.load(place / "step_00000002") for place in places]
+    same_tensors(states[0].model, states[1].model)
+    same_tensors(states[0].optimizer, states[1].optimizer)
+    ends = []
+    for state in states:
         for e, r in layouts.values():
             trainer = Trainer(e, corpus, ranks=r)
-            trainer.load(checkpoint.load(path), str(path))
+            trainer.load(state, "it")
             trained(trainer, 3)
-            same_weights(trainer, straight)
-        ranks.same(None)
+            ends.append(weights(trainer))
+    for end in ends[1:]:
+        same_tensors(end, ends[0])
+
+
+def check_bits(ranks: Ranks, parallel: Parallel) -> None:
+    """After 20 steps the weights are the same bits on every rank, and when the run is repeated."""
+    for optimizer in ("adam", "scion"):
+        exp, corpus = settings(optimizer, "uneven")
+        seldom = {"norms": replace(exp.norms, every=20), "eval": replace(exp.eval, every=20)}
+        exp = replace(exp, train=replace(exp.train, steps=20), parallel=parallel, **seldom)
+        found = []
+        for _ in range(2):
+            trainer = Trainer(exp, corpus, ranks=ranks)
+            trained(trainer, 20)
+            digests = [zlib.crc32(w.contiguous().view(torch.uint8).numpy()) for w in weights(trainer).values()]
+            found += ranks.gather(digests)
+        assert all(digests == found[0] for digests in found)
 
 
 def check_masked(ranks: Ranks, parallel: Parallel) -> None:
@@ -151,12 +185,15 @@ def check_masked(ranks: Ranks, parallel: Parallel) -> None:
 
     corpus.batch = masked  # type: ignore[method-assign]
     one, many = check(exp, corpus, ranks, parallel)
-    whole_batch = Trainer(replace(exp, train=replace(exp.train, micro_batch=8)), corpus)
-    trained(whole_batch, 3)
-    same_weights(one, whole_batch)
+    at_once = Trainer(replace(exp, train=replace(exp.train, micro_batch=8)), corpus)
+    if ranks.first:
+        trained(at_once, 3)
+        same_tensors(weights(one), weights(at_once))
     for batch in (1, 3, 4, 10):
         many.exp = replace(many.exp, eval=replace(many.exp.eval, batch=batch))
-        assert abs(many.evaluate()["val/loss"] - one.evaluate()["val/loss"]) < 1e-6
+        loss = many.evaluate()["val/loss"]
+        if ranks.first:
+            assert abs(loss - one.evaluate()["val/loss"]) < 1e-6
 
 
 def check_direction(ranks: Ranks, parallel: Parallel) -> None:
@@ -230,21 +267,40 @@ def check_absent(ranks: Ranks, parallel: Parallel) -> None:
             assert whole(many[name].detach()).equal(values[name])
 
 
+def check_experts(ranks: Ranks, parallel: Parallel) -> None:
+    """Of a mixture of experts (E, d_out, d_in): one matrix each, sharded by expert; some ranks have none."""
+    mesh, g = init_device_mesh("cpu", (ranks.world,)), torch.Generator().manual_seed(1)
+    for norm in ("rms_to_rms", "one_to_rms", "sign"):
+        values = [torch.randn(shape, generator=g) for shape in ((5, 4, 3), (2, 4, 3), (4, 3))]
+        spread: Any = (lambda t: distribute_tensor(t, mesh, [Shard(0)])) if parallel.name == "fsdp" else torch.clone
+        one, many = [Parameter(v.clone()) for v in values], [Parameter(spread(v)) for v in values]
+        owners = Owners(None, parallel.name == "fsdp")
+        optimizers = [SteepestDescent(one, 0.1, norm, momentum=0.9)]
+        optimizers += [SteepestDescent(many, 0.1, norm, momentum=0.9, owners=owners)]
+        for _ in range(3):
+            for p, q in zip(one, many, strict=True):
+                p.grad = torch.randn(p.shape, generator=g)
+                q.grad = spread(p.grad)
+            for optimizer in optimizers:
+                optimizer.step()
+        for p, q in zip(one, many, strict=True):
+            torch.testing.assert_close(whole(q.detach()), p.detach(), rtol=1e-5, atol=1e-6)
+
+
 def check_all(ranks: Ranks, parallel: Parallel, folder: Path) -> None:
-    seen = (folder / title(ranks, parallel)).exists()  # then it only goes on from what has come since
     for optimizer in OPTIMIZERS:
-        for variant in ("uneven",) if seen else MATRIX:
+        for variant in MATRIX if ranks.world == 2 else MATRIX[1:]:  # plain is in the others
             exp, corpus = settings(optimizer, variant)
-            one, _ = check(exp, corpus, ranks, parallel)
-            if variant == "uneven":
-                check_resumed(exp, corpus, ranks, parallel, folder, one)
-    if not seen:
-        check_masked(ranks, parallel)
-        check_direction(ranks, parallel)
-        for variant in ("tied", "small"):
-            check(*settings("scion", variant), ranks, parallel)
-        if parallel.replicate == 1:
-            check_absent(ranks, parallel)
+            check(exp, corpus, ranks, parallel)
+            if variant == "uneven" and optimizer in ("adam", "scion"):  # the two kinds of state
+                check_resumed(exp, corpus, ranks, parallel, folder)
+    check_masked(ranks, parallel)
+    check_direction(ranks, parallel)
+    for variant in ("tied", "small"):
+        check(*settings("scion", variant), ranks, parallel)
+    if parallel.replicate == 1:
+        check_absent(ranks, parallel)
+        check_experts(ranks, parallel)
 
 
 def main(folder: Path, layouts: list[str]) -> None:
@@ -252,7 +308,10 @@ def main(folder: Path, layouts: list[str]) -> None:
     with join() as ranks:
         for name, _, replicate in (layout.partition("x") for layout in layouts):
             parallel = Parallel(name=name, replicate=int(replicate or 1))  # type: ignore[arg-type]
-            check_all(ranks, parallel, folder)
+            if title(ranks, parallel) != "ddp3":
+                check_all(ranks, parallel, folder)
+            if ranks.world > 2:
+                check_bits(ranks, parallel)
             if ranks.first:
                 print(f"{title(ranks, parallel)}: equal", flush=True)
 

@@ -5,12 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.slow.process import PATIENCE, Ended, ended, rows_in, run, shell, started, tiny, until
 from tests.training.tiny import rows
+from tests.training.tiny import run as alone
 
 pytestmark = pytest.mark.slow
 
@@ -41,13 +43,11 @@ def torchrun(folder: Path, ranks: int, *arguments: str) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-def test_every_layout_is_the_single_process(tmp_path: Path) -> None:
-    """ddp 2, fsdp 2, fsdp 3 and hybrid 2 x 2, and from each to each: what a layout has saved the later ones go on from,
-    and the last launches go on from what came after theirs."""
-    for ranks, *layouts in ((2, "ddp", "fsdp"), (3, "fsdp"), (4, "fsdpx2"), (2, "ddp", "fsdp"), (3, "fsdp")):
-        end = torchrun(Path.cwd(), ranks, "-m", "tests.slow.ranks", str(tmp_path), *layouts)
-        assert end.code == 0, end.err[-3000:]
-        assert end.out.count("equal") == len(layouts)
+@pytest.mark.parametrize(("ranks", "layouts"), [(2, ["ddp", "fsdp"]), (3, ["ddp", "fsdp"]), (4, ["fsdpx2"])])
+def test_every_layout_is_the_single_process(ranks: int, layouts: list[str], tmp_path: Path) -> None:
+    end = torchrun(Path.cwd(), ranks, "-m", "tests.slow.ranks", str(tmp_path), *layouts)
+    assert end.code == 0, end.err[-3000:]
+    assert end.out.count("equal") == len(layouts)
 
 
 def close(a: Path, b: Path) -> None:
@@ -55,15 +55,17 @@ def close(a: Path, b: Path) -> None:
         assert one == pytest.approx(other, rel=1e-5)
 
 
-def test_a_run_moves_from_one_to_three_to_two_processes(tmp_path: Path) -> None:
-    assert run(tmp_path, "train", *tiny("run.name=straight")).code == 0
-    assert run(tmp_path, "train", *tiny("run.name=moved", "train.steps=2")).code == 0
+def test_a_run_moves_from_one_to_three_to_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone("run.name=straight")
+    alone("run.name=moved", "train.steps=2")
     end = run(tmp_path, "train", "--resume", "moved", "train.steps=4", "parallel=fsdp", "--nproc", "3")
     assert end.code == 0, end
     assert end.out.count("finished") == end.out.count("step 4/4") == 1, "only rank 0 prints"
     end = run(tmp_path, "train", "--resume", "moved", "train.steps=6", "parallel=ddp", "--nproc", "2", "--json")
     assert end.code == 0, end
-    assert json.loads(end.out)["status"] == "finished"
+    summary = json.loads(end.out)
+    assert (summary["status"], summary["processes"]) == ("finished", 2)
     close(tmp_path / "runs/moved", tmp_path / "runs/straight")
     assert "name: ddp" in (tmp_path / "runs/moved/config.yaml").read_text()
 
@@ -93,7 +95,7 @@ def workers(launcher: subprocess.Popen[str]) -> dict[int, int]:
     [(signal.SIGTERM, 1, 143, "interrupted"), (signal.SIGKILL, 1, 4, "failed"), (signal.SIGKILL, 0, 4, "running")],
 )
 def test_a_signal_to_one_rank_ends_all(
-    signum: signal.Signals, rank: int, code: int, status: str, tmp_path: Path
+    signum: signal.Signals, rank: int, code: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with started(tmp_path, "train", *ENDLESS, "--nproc", "2") as launcher:
         assert until(launcher, lambda: rows_in(tmp_path / "runs/one") > 5), ended(launcher)
@@ -106,17 +108,23 @@ def test_a_signal_to_one_rank_ends_all(
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
     assert json.loads((tmp_path / "runs/one/summary.json").read_text())["status"] == status
     step = rows(tmp_path / "runs/one")[-1]["step"]
-    end = run(tmp_path, "train", "--resume", "one", f"train.steps={step + 2}")
-    assert end.code == 0, end
+    monkeypatch.chdir(tmp_path)
+    assert alone(f"train.steps={step + 2}", resume="one").status == "finished"
     assert [row["step"] for row in rows(tmp_path / "runs/one")] == list(range(step + 3))
 
 
-def test_a_signal_to_the_launcher_ends_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_launcher_ends_all(signum: signal.Signals, tmp_path: Path) -> None:
+    """Also one that it cannot pass on: its processes see that it is gone."""
     with started(tmp_path, "train", *ENDLESS, "--nproc", "2") as launcher:
         assert until(launcher, lambda: rows_in(tmp_path / "runs/one") > 5), ended(launcher)
-        launcher.send_signal(signal.SIGTERM)
-        end = ended(launcher)
-    assert end.code == 143, end
+        pids = workers(launcher).values()
+        launcher.send_signal(signum)
+        assert ended(launcher).code == 128 + signum
+    deadline = time.monotonic() + PATIENCE
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     assert json.loads((tmp_path / "runs/one/summary.json").read_text())["status"] == "interrupted"
 
 

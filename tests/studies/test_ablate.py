@@ -144,9 +144,19 @@ def test_a_decayed_schedule_has_one_horizon() -> None:
         next(points(load("horizon", ["schedule=wsd"], None, "smoke"), None))
     with pytest.raises(RequestError, match=r"eval\.every=pow2"):
         next(points(load("horizon", ["eval.every=0"], None, "smoke"), None))
+    with pytest.raises(RequestError, match="6144 tokens are not, of 512 a step"):  # no power of two
+        next(points(load("horizon", ["train.tokens=2^12,6144,2^13"], None, "smoke"), None))
+    with pytest.raises(RequestError, match="4096 tokens are not"):
+        next(points(load("horizon", ["train.tokens=2^12,9216", "train.batch_size=24"], None, "smoke"), None))
     assert next(points(load("horizon", ["schedule=wsd", "train.tokens=2^12"], None, "smoke"), None)).cell.steps
     sizes = [p.size for p in points(load("decay", ["optimizer.lr=0.1"], None, "smoke"), None)]
     assert sizes == ["2^12", "2^12", "2^13", "2^13"]
+
+
+def test_another_length_of_the_sequences_is_another_batch_size_in_sequences() -> None:
+    for length in ("64", "2^7"):
+        small = [f"train.seq_len={length}", "optimizer.lr=0.1"]
+        assert [p.batch for p in points(load("horizon", small, None, "smoke"), None)] == [2**9, 2**10]
 
 
 def test_what_a_step_adds_to_the_output_norm() -> None:
@@ -196,7 +206,7 @@ def test_arms_are_compared_beside_the_noise_of_seeds() -> None:
     assert said == "The best tuned loss at 8 is 3.0000, of a; b (edge) +0.5000; one seed: no claim."
     gains = {"over_uniform": 0.01, "over_uniform_at_head": 0.06, "edge": True}
     noisy = sentence(ablation, {"layout": gains, "verdicts": []}, [row | {"noise": 0.01} for row in rows])
-    assert "noise of seeds 0.0100; it is 1.0% below the best uniform lr, 6.0% below uniform" in noisy
+    assert "noise of seeds 0.0100 a, 0.0100 b (edge); it is 1.0% below the best uniform lr, 6.0% below uniform" in noisy
 
 
 @pytest.mark.parametrize("name", files("ablation", None))

@@ -2,24 +2,21 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from abovemup.cli.main import run
 from abovemup.studies.budget import files
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", files("ablation", None))
-def test_an_ablation_end_to_end(name: str, tmp_path: Path) -> None:
+def test_an_ablation_end_to_end(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process, so that all cells of all of them are forked from one server."""
     folder = tmp_path / name
-    command = [sys.executable, "-m", "abovemup", "ablate", name, "--budget", "smoke", "--dir", str(folder), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(done.stdout)
+    assert run(["ablate", name, "--budget=smoke", f"--dir={folder}", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
     assert said["cells"].keys() == {"finished"}
     assert "Nothing is concluded" in said["verdict"]
     assert json.loads((folder / "result.json").read_text())["question"] == said["question"]

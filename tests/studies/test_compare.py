@@ -18,7 +18,7 @@ from abovemup.cli.main import run
 from abovemup.config.conf import conf_dir
 from abovemup.config.errors import RequestError
 from abovemup.studies.budget import Budget, load
-from abovemup.studies.compare import Comparison, Trial, ask, best, edges, stages
+from abovemup.studies.compare import Comparison, Trial, ask, best, edges, foreseen, stages
 from abovemup.studies.significance import best_of, holm, paired, pairs, sentence, speedup
 
 
@@ -272,6 +272,11 @@ def test_the_best_is_carried_on_and_repeated_on_fresh_seeds() -> None:
     }  # fmt: skip
     assert "optimizer.lr_scale.head" not in best(trials, "scion", loss).settings
     assert {t.settings.get("train.seed", "7") for t in trials if t.stage != "seed"} == {"7"}
+
+
+def test_what_is_said_before_it_starts_is_what_comes(lists: list[list[Trial]]) -> None:
+    asked = ask([*ARMS], [], budget(batch=[2**8, 2**9, 2**10], tokens=[2**13, 2**14]), None)
+    assert len(foreseen(asked)) == len({t.cell.id for t in lists[-1]})
 
 
 def test_a_longer_grid_gives_its_middle() -> None:

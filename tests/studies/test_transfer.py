@@ -84,7 +84,7 @@ def test_the_interval_shrinks_with_the_root_of_the_number_of_seeds() -> None:
 
 def test_seeds_are_paired_over_groups() -> None:
     """Each group's own interval is an octave wide, and the drift is the same for every seed."""
-    moved = drift(scan([-4.4, -3.9, -3.4], [-4.2, -3.7, -3.2]))
+    moved = drift(scan([-4.4, -3.9, -3.4], [-4.4, -3.9, -3.4], [-4.2, -3.7, -3.2]), "size")
     assert moved["interval"] == pytest.approx([0.2, 0.2])
     assert moved["verdict"] == "transfers"
 
@@ -100,22 +100,22 @@ def test_seeds_are_paired_over_groups() -> None:
     ],
 )
 def test_the_verdict_on_the_lr(last: list[float], verdict: str) -> None:
-    assert drift(scan([-4.0, -4.0, -4.0], [-4.0] * 3, last))["verdict"] == verdict
+    assert drift(scan([-4.0, -4.0, -4.0], [-4.0] * 3, last), "size")["verdict"] == verdict
 
 
 def test_the_regret_of_the_first_lr() -> None:
-    assert drift(scan([-4.0, -4.0], [-5.0, -5.0]))["regret"] == pytest.approx(0.3)
-    assert drift(scan([-4.0, -4.0], [-4.0, -4.0]))["regret"] == 0
+    assert drift(scan([-4.0, -4.0], [-4.0, -4.0], [-5.0, -5.0]), "size")["regret"] == pytest.approx(0.3)
+    assert drift(scan([-4.0, -4.0], [-4.0, -4.0], [-4.0, -4.0]), "size")["regret"] == 0
 
 
 def test_what_is_not_whole_is_left_out() -> None:
-    part = scan([-4.0, -4.2, -3.0], [-4.0, -4.2, -3.0])
+    part = scan([-4.0, -4.2, -3.0], [-4.0, -4.2, -3.0], [-4.0, -4.2, -3.0])
     part.losses[0, 0, 3, 2] = math.nan
     assert part.whole().losses.shape[-1] == 2
-    assert drift(part)["drift"] == pytest.approx(0)
-    assert drift(part)["seeds"] == 2
+    assert drift(part, "size")["drift"] == pytest.approx(0)
+    assert drift(part, "size")["seeds"] == 2
     part.losses[0, 0, 3, 1] = math.nan
-    assert drift(part)["why"] == "1 whole seeds"
+    assert drift(part, "size")["why"] == "1 whole seed"
 
 
 def law(norm: float, of_lr: float, noise: float = 0.0, seeds: int = 1, groups: int = 4, batches: int = 1) -> Scan:
@@ -150,9 +150,10 @@ def test_the_verdict_on_the_norm(norm: float, of_lr: float, noise: float, verdic
     if noise == 0.001:
         away = np.arange(4).std()
         for name, moves in {"norm": norm, **{name: of_lr + power for name, power in DULL.items()}}.items():
-            low, high = found["spreads"][name][1:]
+            low, high, regret = found["spreads"][name][1:]
             assert found["spreads"][name][0] == pytest.approx(abs(moves) * away, abs=0.03)
             assert 0 <= low <= high
+            assert regret == pytest.approx(0.05 * (moves * away) ** 2, abs=0.004)  # of the parabola 0.05 x^2
 
 
 def test_the_verdict_on_the_norm_needs_brackets_groups_and_the_norm() -> None:
@@ -176,6 +177,24 @@ def test_every_other_coordinate_must_be_beaten() -> None:
     one.x["other"] = one.x["norm"] - 0.05 * np.arange(4)[:, None, None, None]
     found = spread(one, "norm", "tokens")
     assert (found["verdict"], found["rival"]) == ("drifts", "other")
+
+
+@pytest.mark.parametrize(("slope", "power"), [(0.05, 0.0), (-0.25, 0.0), (0.05, 0.5), (0.05, 1.0)])
+def test_a_norm_that_hardly_reacts_to_the_lr_does_not_transfer_for_nothing(slope: float, power: float) -> None:
+    """It is few octaves wide, and follows lr x steps^power: its one value costs exactly as much."""
+    one = law(0.0, -0.3, 0.001)
+    (dull,) = (name for name, of in DULL.items() if of == power)
+    one.x["norm"] = slope * one.x[dull]
+    found = spread(one, "norm", "tokens")
+    assert found["spreads"]["norm"][0] < min(found["spreads"][name][0] for name in DULL)
+    assert found["spreads"]["norm"][3] == pytest.approx(found["spreads"][dull][3])
+    assert found["verdict"] == "cannot tell"
+
+
+def test_the_lr_that_is_farthest_counts_and_two_sizes_are_too_few() -> None:
+    there = drift(scan([-4.0, -4.0], [-5.0, -5.0], [-4.0, -4.0]), "size")
+    assert (there["verdict"], there["to"], there["drift"]) == ("drifts", "g1", pytest.approx(-1))
+    assert drift(scan([-4.0, -4.0], [-4.0, -4.0]), "size")["why"] == "2 of the 3 that it takes"
 
 
 def test_sensitivity_is_the_octaves_within_one_percent() -> None:

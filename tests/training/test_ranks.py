@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,11 +10,10 @@ import torch.distributed as dist
 
 from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError, RunFailed
-from abovemup.config.resolve import cores
 from abovemup.training import ranks as module
+from abovemup.training.device import placed
 from abovemup.training.evaluate import IGNORE, inputs, scored
-from abovemup.training.ranks import ALONE, Ranks, Silent
-from abovemup.training.run import over
+from abovemup.training.ranks import ALONE, Ranks, Silent, report
 
 
 @pytest.mark.parametrize(("count", "world", "sizes"), [(8, 3, [3, 3, 2]), (2, 3, [1, 1, 0]), (6, 2, [3, 3])])
@@ -47,16 +47,30 @@ def test_one_process_is_the_identity() -> None:
     assert ALONE.verdict(error) is error
 
 
-def test_several_processes_mean_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And their threads share the cores."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(cores()))
-    exp = compose(["model.width=256", "train.threads=8"])
-    assert (exp.parallel.name, exp.train.threads) == ("single", 8)
-    assert over(ALONE, exp, []) == exp
-    many = over(Ranks(1, 4), exp, [])
-    assert (many.parallel.name, many.choices["parallel"], many.train.threads) == ("ddp", "ddp", 1)
+def test_several_processes_mean_ddp() -> None:
+    exp = compose(["model.width=256"])
+    assert ALONE.settle(exp, []) == exp
+    many = Ranks(1, 4).settle(exp, [])
+    assert (many.parallel.name, many.choices["parallel"]) == ("ddp", "ddp")
     fsdp = compose(["parallel=fsdp", "parallel.replicate=2"])
-    assert over(Ranks(0, 4), fsdp, ["parallel=fsdp"]).parallel == fsdp.parallel
+    assert Ranks(0, 4).settle(fsdp, ["parallel=fsdp"]).parallel == fsdp.parallel
+
+
+def test_processes_share_the_cores_and_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    monkeypatch.setattr(module, "cores", lambda: 8)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    train = placed(compose(["train.threads=8", "train.device=cpu"])).train
+    ALONE.occupy(train)
+    for here in ("2", "16"):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+        Ranks(1, 16, dist.HashStore()).occupy(train)
+    assert used == [8, 4, 1]
+    with pytest.raises(RequestError, match="16 processes need a GPU each, of 1: use fewer"):
+        Ranks(1, 16, dist.HashStore()).occupy(replace(train, device="cuda"))
 
 
 @pytest.mark.parametrize(
@@ -68,9 +82,9 @@ def test_several_processes_mean_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_several_processes_cannot_do_is_refused(override: str, said: str) -> None:
     with pytest.raises(RequestError, match=said):
-        over(Ranks(0, 2), compose([override]), [override])
+        Ranks(0, 2).settle(compose([override]), [override])
     with pytest.raises(RequestError, match="replicate=3 does not divide 2 processes"):
-        over(Ranks(0, 2), compose(["parallel=fsdp", "parallel.replicate=3"]), [])
+        Ranks(0, 2).settle(compose(["parallel=fsdp", "parallel.replicate=3"]), [])
 
 
 def ends(errors: dict[int, BaseException], world: int, monkeypatch: pytest.MonkeyPatch) -> dict[int, BaseException]:
@@ -93,54 +107,67 @@ def ends(errors: dict[int, BaseException], world: int, monkeypatch: pytest.Monke
 LOST = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
 
-def test_what_all_say_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ends({rank: RequestError("no data") for rank in range(3)}, 3, monkeypatch)
-    assert str(found[0]) == "no data"
-    assert [found[rank].code for rank in (1, 2) if isinstance(found[rank], Silent)] == [2, 2]
+def speaker(found: dict[int, BaseException]) -> BaseException:
+    """What is said, by one of them; the others know it."""
+    [said] = [error for error in found.values() if not isinstance(error, Silent)]
+    for error in found.values():
+        if isinstance(error, Silent):
+            assert (str(error), error.code) == (str(said), report(said)[0])
+    return said
+
+
+def test_what_all_say_is_said_once_by_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = {rank: RequestError("no data") for rank in range(3)}
+    found = ends({**errors}, 3, monkeypatch)
+    assert speaker(found) is found[0] is errors[0]
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
         (ValueError("bad\nvalue"), RunFailed, "rank 1: ValueError: bad value"),
-        (RequestError("no data"), RequestError, "rank 1: no data"),
+        (RequestError("no data in gloo/"), RequestError, "rank 1: no data in gloo/"),
     ],
 )
+@pytest.mark.parametrize("others", [(0, 2), (2,), ()])
 def test_the_one_that_fails_is_named(
-    error: Exception, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+    others: tuple[int, ...], error: Exception, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = ends({0: LOST, 1: error, 2: LOST}, 3, monkeypatch)
-    assert isinstance(found[0], kind)
-    assert str(found[0]) == said
-    assert isinstance(found[1], Silent)
-    assert isinstance(found[2], Silent)
-    assert found[1].code == found[2].code == (2 if kind is RequestError else 4)
+    """Also when rank 0 hangs and the others do."""
+    found = speaker(ends({1: error, **dict.fromkeys(others, LOST)}, 3, monkeypatch))
+    assert isinstance(found, kind)
+    assert str(found) == said
 
 
 def test_rank_0_says_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = ValueError("mine")
+    error = RunFailed("mine")
     found = ends({0: error, 1: LOST, 2: LOST}, 3, monkeypatch)
-    assert found[0] is error
-    assert isinstance(found[1], Silent)
-    assert isinstance(found[2], Silent)
+    assert speaker(found) is found[0] is error
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_the_one_that_is_gone_is_named_by_the_first_that_is_left(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_that_is_gone_is_named(gone: int, monkeypatch: pytest.MonkeyPatch) -> None:
     left = {rank: LOST for rank in range(3) if rank != gone}
-    found = ends({**left}, 3, monkeypatch)
-    assert str(found[min(left)]) == f"rank {gone} does not answer: it was killed, or it hangs"
-    assert isinstance(found[2], Silent)
+    found = speaker(ends({**left}, 3, monkeypatch))
+    assert str(found) == f"rank {gone} does not answer: it was killed, or it hangs"
 
 
-def test_a_signal_to_all_is_each_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = ends({rank: SystemExit(143) for rank in range(2)}, 2, monkeypatch)
-    assert isinstance(found[0], SystemExit)
-    assert isinstance(found[1], Silent)
-    assert found[1].code == 143
+def test_a_signal_to_all_is_nobodys_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = speaker(ends({rank: SystemExit(143) for rank in range(2)}, 2, monkeypatch))
+    assert isinstance(found, SystemExit)
 
 
-def test_rank_0_told_by_the_launcher_to_end_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_to_rank_0_is_not_an_error_of_those_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ends({0: SystemExit(143), 1: dist.DistError("rank 0 has ended")}, 2, monkeypatch)
+    assert isinstance(speaker(found), SystemExit)
+
+
+def test_a_signal_to_one_does_not_accuse_rank_0_which_prepares_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = ends({1: SystemExit(143)}, 2, monkeypatch)
+    assert isinstance(found[1], SystemExit)
+
+
+def test_rank_0_told_by_the_launcher_to_end_knows_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher ends the others with SIGTERM as soon as one has ended."""
     found = ends({0: SystemExit(143), 1: RequestError("no data")}, 2, monkeypatch)
-    assert str(found[0]) == "rank 1: no data"
+    assert str(speaker(found)) == "rank 1: no data"
