@@ -63,6 +63,15 @@ def predict(fit: dict[str, Any], tokens: float, batch: float | None) -> dict[str
     return answer | {"batch_used": at["batch"]}
 
 
+def stretched(beyond: dict[str, dict[str, float]]) -> list[str]:
+    """A sentence for each octave count of `beyond`."""
+    return [
+        f"Extrapolated: {name} is {octaves:.2g} octaves outside what the law of {of} was fitted on."
+        for of, each in beyond.items()
+        for name, octaves in each.items()
+    ]
+
+
 def differences(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
     """The conditions of a fit that a run has otherwise: optimizer.momentum=0.9 instead of 0.0."""
     return [f"{key}={ours[key]} instead of {value}" for key, value in theirs.items() if ours.get(key, value) != value]

@@ -54,11 +54,7 @@ def ablate(
     code = shared.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
     with alone(folder):
         report = findings.report(ablation, points, folder)
-    if json:
-        print_json(report)
-    else:
-        print_report(report, ablation.arms)
-        print(f"points.csv, result.json and figure.png are in {folder}")
+    shared.tell(report, folder, json, lambda found: print_report(found, ablation.arms))
     raise typer.Exit(code or shared.exit_code(report["cells"]))
 
 

@@ -28,8 +28,7 @@ def compare(
 
     lr and batch size first, then momentum, warmup, decay and rates. What has a result is not run again.
     """
-    from abovemup.cli.output import print_json
-    from abovemup.cli.study import apart, conduct, exit_code, warm
+    from abovemup.cli.study import apart, conduct, exit_code, tell, warm
 
     warm(launcher, dry_run)
     from abovemup.config.errors import RunFailed
@@ -58,11 +57,7 @@ def compare(
             raise RunFailed(f"{lacking} of {len(cells)} cells failed, and what follows needs them: --retry failed.")
     with alone(folder):
         report = study.report(comparison, trials, folder)
-    if json:
-        print_json(report)
-    else:
-        print_report(report)
-        print(f"points.csv, result.json and figure.png are in {folder}")
+    tell(report, folder, json, print_report)
     raise typer.Exit(exit_code(result.status for result in found.values()))
 
 

@@ -18,7 +18,7 @@ def predict(
     json: Json = False,
 ) -> None:
     """Advise lr and batch size for a run; say what of it (KEY=VALUE, --config) is not as in the fit."""
-    from abovemup.analysis.predict import differences, read_fit
+    from abovemup.analysis.predict import differences, read_fit, stretched
     from abovemup.analysis.predict import predict as advise
     from abovemup.cli.output import print_json, print_table
     from abovemup.config.cadence import parse_tokens
@@ -48,9 +48,7 @@ def predict(
         print(f"On the way, at {row['tokens']:.4g} tokens: 2^{row['log2']:.2f}")
     for row in answer["low_sensitivity"]:
         print(f"Within 0.5 % of the best at {row['tokens']:.4g} tokens: lr {row['lr']:.4g}, batch {row['batch']:,.0f}")
-    for of, each in answer["beyond"].items():
-        for name, octaves in each.items():
-            print(f"Extrapolated: {name} is {octaves:.2g} octaves outside what the law of {of} was fitted on.")
+    said = stretched(answer["beyond"])
     if answer["differences"]:
-        print(f"Not the {'paper' if source == 'paper' else 'fit'}'s conditions: {'; '.join(answer['differences'])}.")
-    print(f"Holds for: {', '.join(f'{key}={value}' for key, value in answer['conditions'].items())}.")
+        said += [f"Not the {'paper' if source == 'paper' else 'fit'}'s conditions: {'; '.join(answer['differences'])}."]
+    print(*said, f"Holds for: {', '.join(f'{key}={value}' for key, value in answer['conditions'].items())}.", sep="\n")

@@ -17,7 +17,7 @@ def watch(
 
     Exit code 0: consistent; 1: too high, too low, or it cannot tell; 3: the run diverged.
     """
-    from abovemup.analysis.predict import read_fit
+    from abovemup.analysis.predict import read_fit, stretched
     from abovemup.analysis.runs import find
     from abovemup.analysis.watch import watch as compare
     from abovemup.config.errors import RequestError
@@ -29,8 +29,5 @@ def watch(
     if json:
         print_json(answer)
     else:
-        print(*answer["sentences"], sep="\n")
-        for of, each in answer["beyond"].items():
-            for name, octaves in each.items():
-                print(f"Extrapolated: {name} is {octaves:.2g} octaves outside what the law of {of} was fitted on.")
+        print(*answer["sentences"], *stretched(answer["beyond"]), sep="\n")
     raise typer.Exit({"consistent": 0, "diverged": 3}.get(answer["verdict"], 1))

@@ -13,6 +13,7 @@ from abovemup.config.io import read_yaml
 from abovemup.config.numbers import parse_float
 from abovemup.config.schema import Experiment, NormName
 from abovemup.config.values import shown
+from abovemup.optim.routing import Route
 from abovemup.studies import budget as budgets
 from abovemup.studies.axes import Axes, Named, Settings, grid, typed, values
 from abovemup.studies.budget import Budget, found, numbers
@@ -149,10 +150,10 @@ def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
         for lr in lrs:
             overrides = [f"{key}={value}" for key, value in {**settings, "optimizer.lr": lr}.items()]
             e = compose(overrides, config_dir=config_dir)
+            routes = table(e)
+            layers = {route.name.removesuffix(".weight") for route in routes}
             layer, _, norm = ablation.fit.rpartition("/")
-            if ablation.fit != "lr" and (
-                norm not in get_args(NormName) or layer not in {r.name.removesuffix(".weight") for r in table(e)}
-            ):
+            if ablation.fit != "lr" and not (norm in get_args(NormName) and layer in layers):
                 raise RequestError(f"fit: {ablation.fit} is not lr, norm, or a norm of a layer as {OUTPUT}.")
             run, arm = cell(e, overrides), tuple(at[axis] for axis in ablation.arms)
             batch, seed = e.train.batch_size * e.train.seq_len, at[ablation.seeds]
@@ -163,7 +164,7 @@ def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
                     " a step. A decayed run has one, its end: give one train.tokens, or branch tails off a constant "
                     "run, abovemup train --branch RUN@TOKENS."
                 )
-            yield Point(arm, at.get(ablation.size, ""), batch, e.optimizer.lr, seed, _growth(e), run)
+            yield Point(arm, at.get(ablation.size, ""), batch, e.optimizer.lr, seed, _growth(e, routes), run)
 
 
 def _passes(e: Experiment, tokens: int, batch: int) -> bool:
@@ -171,8 +172,8 @@ def _passes(e: Experiment, tokens: int, batch: int) -> bool:
     return there and e.schedule.name == "constant"
 
 
-def _growth(e: Experiment) -> float | None:
+def _growth(e: Experiment, routes: list[Route]) -> float | None:
     """What a step adds to the output norm at most: lr with its factors, where its step has the length of a norm."""
-    heads = [r for r in table(e) if r.role == "head" and r.rule in ("rms_to_inf", "sign")]
+    heads = [r for r in routes if r.role == "head" and r.rule in ("rms_to_inf", "sign")]
     known = heads and heads[0].optimizer == "steepest_descent"
     return e.optimizer.lr * heads[0].lr_mult * heads[0].scale if known else None

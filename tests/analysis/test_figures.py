@@ -14,16 +14,12 @@ from abovemup.analysis.norm_fit import FitRefused
 from abovemup.analysis.sources import Source, open_arms, open_source
 from abovemup.cli.main import run
 from abovemup.config.errors import RequestError
-from tests.analysis.test_sources import VERTEX, write
+from tests.analysis.test_sources import VERTEX, write, write_grid
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("grid")
-    for batch in (4, 8, 16, 32, 64):
-        for lr in np.arange(-7.5, 1.1, 1.0):
-            write(folder / f"b{batch}lr{lr:g}", float(lr), batch)
-    return folder
+    return write_grid(tmp_path_factory.mktemp("grid"), step=1.0)
 
 
 @pytest.fixture(scope="module")

@@ -67,12 +67,18 @@ def write(folder: Path, lr: float, batch: int = 4, status: str = "finished", end
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
+def write_grid(folder: Path, step: float = 0.5) -> Path:
+    """Such runs of 5 batch sizes and learning rates `step` octaves apart. Returns `folder`."""
+    for batch in (4, 8, 16, 32, 64):
+        for lr in np.arange(-7.5, 1.1, step):
+            write(folder / f"b{batch}lr{lr:g}", float(lr), batch)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("grid")
-    for batch in (4, 8, 16, 32, 64):
-        for lr in np.arange(-7.5, 1.1, 0.5):
-            write(folder / "runs" / f"b{batch}lr{lr:g}", float(lr), batch)
+    write_grid(folder / "runs")
     write(folder / "runs" / "gone", 1.5, 16, "diverged")
     write(folder / "runs" / "cut", -2.25, 16, "interrupted")
     return folder

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from abovemup.analysis import paper, rules
@@ -12,15 +11,12 @@ from abovemup.analysis.predict import read_fit
 from abovemup.analysis.watch import cost, watch
 from abovemup.cli.main import run
 from abovemup.config.errors import RequestError
-from tests.analysis.test_sources import best_lr, write
+from tests.analysis.test_sources import best_lr, write, write_grid
 
 
 @pytest.fixture(scope="module")
 def fit(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("grid")
-    for batch in (4, 8, 16, 32, 64):
-        for lr in np.arange(-7.5, 1.1, 1.0):
-            write(folder / f"b{batch}lr{lr:g}", float(lr), batch)
+    folder = write_grid(tmp_path_factory.mktemp("grid"), step=1.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rules, "DRAWS", 5)
         return read_fit(str(folder))

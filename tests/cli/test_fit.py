@@ -4,21 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from abovemup.analysis import rules
 from abovemup.cli.main import run
-from tests.analysis.test_sources import VERTEX, write
+from tests.analysis.test_sources import VERTEX, write, write_grid
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("grid")
-    for batch in (4, 8, 16, 32, 64):
-        for lr in np.arange(-7.5, 1.1, 0.5):
-            write(folder / f"b{batch}lr{lr:g}", float(lr), batch)
-    return folder
+    return write_grid(tmp_path_factory.mktemp("grid"), step=0.5)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

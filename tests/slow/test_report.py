@@ -12,7 +12,7 @@ import pytest
 
 from abovemup.analysis import rules
 from abovemup.cli.main import run
-from tests.analysis.test_sources import write
+from tests.analysis.test_sources import write_grid
 from tests.golden.test_paper import FOLDER, figure
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -42,9 +42,7 @@ def drawn(dom: str) -> tuple[int, int]:
 
 def test_a_folder_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "DRAWS", 10)
-    for batch in (4, 8, 16, 32, 64):
-        for lr in np.arange(-7.5, 1.1, 0.5):
-            write(tmp_path / "runs" / f"b{batch}lr{lr:g}", float(lr), batch)
+    write_grid(tmp_path / "runs")
     assert run(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "report.html")]) == 0
     count, full = drawn(opened(tmp_path / "report.html"))
     assert count == full >= 8
