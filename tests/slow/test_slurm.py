@@ -40,6 +40,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if os.geteuid() or not script.exists() or shutil.which("slurmctld") is None:
         pytest.skip("no Slurm answers, and to start one takes root, slurmctld, and the script one-node-slurm")
     state = str(tmp_path_factory.mktemp("slurm"))
+    if subprocess.run(["munge", "-n"], capture_output=True, timeout=PATIENCE).returncode:
+        Path("/run/munge/munge.socket.2").unlink(missing_ok=True)  # what is left of one that is gone
     threads = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}  # nproc would count them
     subprocess.run([str(script), "start", state], check=True, timeout=PATIENCE, env=threads)
     if not answers():
