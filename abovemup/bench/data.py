@@ -101,16 +101,14 @@ def _quiet(*said: object) -> None:
 
 
 def reading(text: Path, batches: int) -> Ratio:
-    """Batches of TOKENS tokens from the shards, and then a copy of each from memory: neither is in a cache."""
+    """Batches of TOKENS tokens from the shards, in turns with copies of as many. Neither is in a cache, and the memory
+    of both is free again at once, as in a training loop."""
     exp = compose(["data=text", f"data.path={text}", f"train.seq_len={SEQ_LEN}", "data.allow_repeat=true"])
     corpus, count = open_corpus(exp, _quiet), TOKENS // SEQ_LEN
-    kept: list[torch.Tensor] = []
-
-    def read(i: int) -> None:
-        kept.append(corpus.batch(i * count, count))
-
-    mine = [seconds(CPU, partial(read, i)) for i in range(batches)]
-    other = [seconds(CPU, batch.clone) for batch in kept]
+    kept = [corpus.batch(i * count, count) for i in range(batches)]
+    works = (lambda i: corpus.batch((batches + i) * count, count), lambda i: kept[i].clone())
+    times = [[seconds(CPU, partial(work, i)) for work in works] for i in range(batches)]
+    mine, other = zip(*times, strict=True)
     size = count * (SEQ_LEN + 1) * 8 / 1e9
     ours, peer = (size / statistics.median(times) for times in (mine, other))
     return Ratio(f"reading batches of {SEQ_LEN} tokens over copying them", ours, peer, "GB/s", 0.5, at_least=True)

@@ -57,16 +57,15 @@ class Corpus:
 
         Every pass reads each window once, in an order of its own.
         """
-        samples = np.arange(first, first + count, dtype=np.int64)
         if self.windows == ENDLESS:
-            return torch.from_numpy(self._rows(samples))
-        size = max(1, self.windows)
-        epochs, places = np.divmod(samples, size)
-        index = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            here = epochs == epoch
-            index[here] = ordered(places[here], size, self.data.seed, int(epoch))
-        return torch.from_numpy(self._rows(index))
+            return torch.from_numpy(self._rows(np.arange(first, first + count, dtype=np.int64)))
+        size, stop, index = max(1, self.windows), first + count, []
+        while first < stop:
+            epoch, place = divmod(first, size)
+            end = min(size, place + stop - first)
+            index.append(ordered(place, end, size, self.data.seed, epoch))
+            first += end - place
+        return torch.from_numpy(self._rows(np.concatenate(index)))
 
     def validation(self) -> Tensor:
         """The fixed validation windows, (n, seq_len + 1) int64: the same for every seed."""

@@ -45,13 +45,11 @@ def permute(index: NDArray[np.int64], size: int, *keys: int) -> NDArray[np.int64
     return out.astype(np.int64)
 
 
-def ordered(index: NDArray[np.int64], size: int, *keys: int) -> NDArray[np.int64]:
-    """`permute`, for indices that come in their order: whole blocks of them are computed, and the last few kept."""
-    blocks, out = index // BLOCK, np.empty_like(index)
-    for number in range(int(blocks.min()), int(blocks.max()) + 1) if index.size else ():
-        here = blocks == number
-        out[here] = _block(number, size, *keys)[index[here] - number * BLOCK]
-    return out
+def ordered(start: int, stop: int, size: int, *keys: int) -> NDArray[np.int64]:
+    """`permute` of start .. stop - 1: whole blocks of them are computed, and the last few kept."""
+    numbers = range(start // BLOCK, (stop - 1) // BLOCK + 1)
+    blocks = [_block(n, size, *keys)[max(0, start - n * BLOCK) : stop - n * BLOCK] for n in numbers]
+    return np.concatenate([np.empty(0, np.int64), *blocks])
 
 
 @functools.lru_cache(maxsize=4)

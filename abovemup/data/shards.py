@@ -1,5 +1,6 @@
 """Token shards: flat files of uint16 or uint32, end of text after every document, and windows cut from them."""
 
+import bisect
 import hashlib
 import json
 import os
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from abovemup.config.errors import RequestError
@@ -176,26 +176,32 @@ class TokenWindows:
         self.starts = np.cumsum([0, *(len(shard) for shard in shards)])
         self.tokens = int(self.starts[-1])
         self.windows = max(0, (self.tokens - 1) // seq_len)
-        # Of each shard every stretch of a window's length, none of them copied.
-        self.stretches = [sliding_window_view(s, min(seq_len + 1, len(s))) for s in shards]
+        # Of each shard every stretch of a window's length, each as one item, which is copied whole.
+        sizes = [(s, max(0, len(s) - seq_len), f"V{(seq_len + 1) * s.itemsize}") for s in shards]
+        self.stretches = [np.ndarray(n, void, s if n else b"", 0, s.strides) for s, n, void in sizes]
 
     def rows(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
         """The windows of the given numbers: (n, seq_len + 1). All those inside one shard are copied at once."""
         length = self.seq_len + 1
         if not self.windows:
             return np.tile(self._gather(np.arange(length) % self.tokens), (len(index), 1))
-        out = np.empty((len(index), length), np.int64)
         begin = index * self.seq_len
+        lone = bisect.bisect(self.starts, begin.min()) - 1
+        if begin.max() + length <= self.starts[lone + 1]:
+            return self._inside(lone, begin)
+        out = np.empty((len(index), length), np.int64)
         shard = np.searchsorted(self.starts, begin, "right") - 1
         inside = begin + length <= self.starts[shard + 1]
         for s in np.flatnonzero(np.bincount(shard[inside])):
             here = inside & (shard == s)
-            if here.all():
-                return self.stretches[s][begin - self.starts[s]].astype(np.int64)
-            out[here] = self.stretches[s][begin[here] - self.starts[s]]
+            out[here] = self._inside(int(s), begin[here])
         if not inside.all():
             out[~inside] = self._gather(begin[~inside, None] + np.arange(length))
         return out
+
+    def _inside(self, shard: int, begin: NDArray[np.int64]) -> NDArray[np.int64]:
+        rows = self.stretches[shard][begin - self.starts[shard]]
+        return rows.view(self.shards[shard].dtype).reshape(len(begin), self.seq_len + 1).astype(np.int64)
 
     def _gather(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """The tokens at any places, one by one."""

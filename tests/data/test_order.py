@@ -74,6 +74,5 @@ def test_key_depends_on_every_part_and_their_order() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 11])
 def test_whole_blocks_give_the_same_order(size: int) -> None:
-    generator = np.random.default_rng(size)
-    for index in (np.arange(size), np.arange(size // 2, size), generator.integers(0, size, 50), np.array([], np.int64)):
-        assert np.array_equal(ordered(index, size, 5, 1), permute(index, size, 5, 1))
+    for start, stop in ((0, size), (size // 2, size), (size // 3, size // 2), (0, 0), (size, size)):
+        assert np.array_equal(ordered(start, stop, size, 5, 1), permute(np.arange(start, stop), size, 5, 1))
