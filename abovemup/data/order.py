@@ -46,10 +46,10 @@ def permute(index: NDArray[np.int64], size: int, *keys: int) -> NDArray[np.int64
 
 
 def ordered(start: int, stop: int, size: int, *keys: int) -> NDArray[np.int64]:
-    """`permute` of start .. stop - 1: whole blocks of them are computed, and the last few kept."""
+    """`permute` of start .. stop - 1, at least one: whole blocks of them are computed, and the last few kept."""
     numbers = range(start // BLOCK, (stop - 1) // BLOCK + 1)
     blocks = [_block(n, size, *keys)[max(0, start - n * BLOCK) : stop - n * BLOCK] for n in numbers]
-    return np.concatenate([np.empty(0, np.int64), *blocks])
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
 
 @functools.lru_cache(maxsize=4)

@@ -74,5 +74,5 @@ def test_key_depends_on_every_part_and_their_order() -> None:
 
 @pytest.mark.parametrize("size", [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 11])
 def test_whole_blocks_give_the_same_order(size: int) -> None:
-    for start, stop in ((0, size), (size // 2, size), (size // 3, size // 2), (0, 0), (size, size)):
+    for start, stop in ((0, size), (size // 2, size), (size // 3, size // 2 + 1)):
         assert np.array_equal(ordered(start, stop, size, 5, 1), permute(np.arange(start, stop), size, 5, 1))
