@@ -8,6 +8,7 @@ from torch.optim import Muon, Optimizer
 
 from abovemup.bench.loop import seconds
 from abovemup.bench.ratio import Ratio
+from abovemup.config.resolve import cores
 from abovemup.optim.steepest import SteepestDescent
 
 Shape = tuple[int, int]
@@ -20,17 +21,19 @@ def blocks(width: int, depth: int, kv: int) -> list[Shape]:
     return [(width, width), (kv, width), (kv, width), (width, width), (ffn, width), (ffn, width), (width, ffn)] * depth
 
 
-SIZES = (  # name, shapes, steps, least ratio over single matrices in float32 and over Muon in bfloat16
-    ("28 matrices of pocket", blocks(64, 4, 32), 100, 2.0, 3.0),
-    ("224 matrices of width 256", blocks(256, 32, 256), 5, 0.9, 0.9),
+SIZES = (  # name, shapes, cores, steps, least ratio over single matrices in float32 and over Muon in bfloat16
+    ("28 matrices of pocket on all cores", blocks(64, 4, 32), cores(), 100, 2.0, 3.0),
+    # What is left where a batch has no second core to go to, as in a run of pocket.
+    ("28 matrices of pocket on one core", blocks(64, 4, 32), 1, 100, 1.5, 2.4),
+    ("224 matrices of width 256 on one core", blocks(256, 32, 256), 1, 5, 0.9, 0.9),
 )
 
 
 def steps() -> list[Ratio]:
-    """A step without decay: momentum, msign of 5 Newton-Schulz steps, Muon's scale; on one core, as pocket runs."""
-    torch.set_num_threads(1)
+    """A step without decay: momentum, msign of 5 Newton-Schulz steps, Muon's scale."""
     ratios = []
-    for name, shapes, count, single_least, muon_least in SIZES:
+    for name, shapes, threads, count, single_least, muon_least in SIZES:
+        torch.set_num_threads(threads)
         singles: Ratio = compare(f"{name}, float32, over single ones", shapes, count, single_least, "float32", single)
         ratios += [singles, compare(f"{name}, bfloat16, over Muon", shapes, count, muon_least, "bfloat16", muon)]
     return ratios

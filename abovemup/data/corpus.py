@@ -36,9 +36,10 @@ TRAIN, VALIDATION = 0, 1  # streams of the synthetic source
 class Corpus:
     """Token windows of `seq_len` inputs and their targets, one token later.
 
-    `windows` in one pass (2**62 for the endless source); `unigram_entropy` of the train split in nats/token, the
-    loss of a model that knows only how frequent each token is; `bytes_per_token` of the validation targets, None
-    without text: bits per byte = loss / ln 2 / bytes_per_token; `entropy_rate` in nats/token where it is known.
+    `windows` in one pass (2**62 for the endless source); `validation` the fixed windows, (n, seq_len + 1) int64, the
+    same for every seed; `unigram_entropy` of the train split in nats/token, the loss of a model that knows only how
+    frequent each token is; `bytes_per_token` of the validation targets, None without text: bits per byte is loss / ln 2
+    / bytes_per_token; `entropy_rate` in nats/token where it is known.
     """
 
     data: Data
@@ -48,7 +49,7 @@ class Corpus:
     windows: int
     unigram_entropy: float
     _rows: Callable[[NDArray[np.int64]], NDArray[np.int64]]
-    _held_out: Tensor
+    validation: Tensor
     bytes_per_token: float | None = None
     entropy_rate: float | None = None
 
@@ -66,10 +67,6 @@ class Corpus:
             index.append(ordered(place, end, size, self.data.seed, epoch))
             first += end - place
         return torch.from_numpy(self._rows(np.concatenate(index)))
-
-    def validation(self) -> Tensor:
-        """The fixed validation windows, (n, seq_len + 1) int64: the same for every seed."""
-        return self._held_out
 
     def epoch(self, sample: int) -> int:
         """The pass that a global sample belongs to, from 0."""

@@ -100,7 +100,7 @@ class SteepestDescent(torch.optim.Optimizer):
     def _step_group(self, group: Group, weights: list[Tensor], moments: list[Tensor]) -> None:
         for members, shape, directions in stacked(group, moments):
             own = [weights[i] for i in members]
-            moved = [direction.view_as(w) for w, direction in zip(own, directions, strict=True)]
+            moved = directions.view(len(own), *own[0].shape).unbind()
             torch._foreach_add_(own, moved, alpha=-step_size(group, shape))
 
     def _step_shared(self, owners: Owners, shared: list[tuple[Group, Tensor, Tensor]]) -> None:

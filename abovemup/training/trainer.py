@@ -72,7 +72,7 @@ class Trainer:
         self.parameters = {route.name: parameters[route.name] for route in routes}
         self.optimizer = build_optimizer(self.parameters, routes, exp, owners)
         self.norms = NormTracker(self.parameters, routes, corpus.coder.size, exp.norms.which)
-        self.validation = corpus.validation()
+        self.validation = corpus.validation
         self._clock, self._clock_t = time.perf_counter(), 0
 
     def autocast(self) -> torch.autocast:

@@ -60,12 +60,12 @@ def test_a_batch_is_the_same_however_it_is_asked_for(corpus: Corpus, cuts: list[
 def test_the_seed_orders_the_data_and_nothing_else(folder: Path, corpus: Corpus) -> None:
     other = opened(folder, seed=1)
     assert not torch.equal(other.batch(0, 16), corpus.batch(0, 16))
-    assert torch.equal(other.validation(), corpus.validation())
+    assert torch.equal(other.validation, corpus.validation)
     assert torch.equal(opened(folder).batch(0, 16), corpus.batch(0, 16))
 
 
 def test_validation_is_held_out(folder: Path, corpus: Corpus) -> None:
-    assert corpus.validation().shape == (16, 17)
+    assert corpus.validation.shape == (16, 17)
     train = corpus.coder.decode(corpus._rows(np.arange(corpus.windows))[:, :-1].ravel().tolist())
     held_out = opened_documents(opened(folder, eval_tokens=10**6))
     assert len(held_out) > 40
@@ -74,7 +74,7 @@ def test_validation_is_held_out(folder: Path, corpus: Corpus) -> None:
 
 def opened_documents(corpus: Corpus) -> list[str]:
     """Whole documents of the validation windows."""
-    text = corpus.coder.decode(corpus.validation()[:, :-1].ravel().tolist())
+    text = corpus.coder.decode(corpus.validation[:, :-1].ravel().tolist())
     return [document for document in text.split("<|endoftext|>")[1:-1] if document in set(sentences(400))]
 
 
@@ -93,7 +93,7 @@ def test_yardsticks(corpus: Corpus, folder: Path) -> None:
     tokens = sum(shard["tokens"] for shard in m["validation"]["shards"])
     documents = sum(shard["documents"] for shard in m["validation"]["shards"])
     assert m["validation"]["bytes"] == tokens - documents  # bytes: one token each, and end of text has none
-    targets = corpus.validation()[:, 1:]
+    targets = corpus.validation[:, 1:]
     assert corpus.bytes_per_token == (targets != corpus.coder.eot).double().mean().item()
     pairs = opened(folder, seq_len=1, eval_tokens=16)
     rows = pairs._rows(np.arange(pairs.windows))
@@ -133,7 +133,7 @@ def test_three_documents_of_ten_tokens(tmp_path: Path) -> None:
     corpus.require(80)
     assert corpus.batch(76, 4).shape == (4, 33)
     assert corpus.epoch(79) > 0
-    assert corpus.validation().shape[1] == 33
+    assert corpus.validation.shape[1] == 33
     assert any("in a circle" in line for line in notes(path, seq_len=32))
 
 
@@ -199,8 +199,8 @@ def test_bpe_is_smaller_than_bytes_and_lossless(folder: Path) -> None:
     corpus = opened(folder, tokenizer="bpe", vocab_size=320, seq_len=16)
     assert corpus.bytes_per_token is not None
     assert corpus.bytes_per_token > 1.5
-    texts = [corpus.coder.decode(row.tolist()).replace("<|endoftext|>", "") for row in corpus.validation()[:, 1:]]
-    assert corpus.bytes_per_token == sum(map(len, texts)) / corpus.validation()[:, 1:].numel()  # every text is ASCII
+    texts = [corpus.coder.decode(row.tolist()).replace("<|endoftext|>", "") for row in corpus.validation[:, 1:]]
+    assert corpus.bytes_per_token == sum(map(len, texts)) / corpus.validation[:, 1:].numel()  # every text is ASCII
     rows = corpus._rows(np.arange(corpus.windows))
     assert rows.max() == corpus.coder.eot == 319
     documents = corpus.coder.decode(rows[:, :-1].ravel().tolist()).split("<|endoftext|>")
@@ -226,7 +226,7 @@ def test_a_run_prepares_what_it_reads_of_a_source_read_once(tmp_path: Path, monk
     corpus = open_corpus(exp, lines.append)
     corpus.require(640)
     assert 640 <= corpus.windows < 640 + 20
-    assert corpus.validation().shape == (32, 17)
+    assert corpus.validation.shape == (32, 17)
     (line,) = [line for line in lines if "abovemup data prepare" in line]
     words = shlex.split(line[line.index("abovemup data prepare") :])
     assert words[3:6] == ["fineweb", "--tokens", str(640 * 16 + 16)]

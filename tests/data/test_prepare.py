@@ -506,7 +506,7 @@ def test_shards_and_batches_of_documents_change_nothing(
     many = opened(text)
     assert len(many.manifest["train"]["shards"]) > 5
     assert (one.batch(0, one.windows) == many.batch(0, many.windows)).all()
-    assert (one.validation() == many.validation()).all()
+    assert (one.validation == many.validation).all()
     assert one.unigram_entropy == many.unigram_entropy
 
 
@@ -544,7 +544,7 @@ def test_a_large_corpus(cache: Path, part: str, documents: int) -> None:
     arguments = {"tokenizer": "bpe", "vocab_size": 1024, "seq_len": 128, "eval_tokens": 2**17}
     corpus = opened(Path(str(LARGE), part), **arguments)
     assert corpus.manifest["source"]["documents"] == documents
-    assert corpus.validation()[:, 1:].numel() == 2**17
+    assert corpus.validation[:, 1:].numel() == 2**17
     assert notes(Path(str(LARGE), part), **arguments) == []  # nothing is short
     assert 2.2 < (corpus.bytes_per_token or 0) < 2.8
 

@@ -52,7 +52,7 @@ def test_stdlib_as_a_corpus() -> None:
     """The default: 2^16 validation tokens of many files, with a line that says so."""
     arguments = {"tokenizer": "byte", "name": "stdlib", "seq_len": 128, "eval_tokens": 2**17, "vocab_size": 257}
     corpus = opened(**arguments)
-    assert corpus.validation()[:, 1:].numel() == 2**16
+    assert corpus.validation[:, 1:].numel() == 2**16
     assert corpus.windows * 128 > 2**22
     assert corpus.manifest["python"] == sys.version.split()[0]
     (line,) = [line for line in notes(**arguments) if "validation is" in line]

@@ -70,16 +70,16 @@ def test_a_sample_is_a_function_of_seed_and_number(corpus: Corpus) -> None:
     assert all((corpus.batch(1000 + i, 1)[0] == whole[i]).all() for i in range(24))
     other = opened(name="synthetic", states=32, branching=4, vocab_size=64, seed=1)
     assert not (other.batch(1000, 24) == whole).all()
-    assert (other.validation() == corpus.validation()).all()
+    assert (other.validation == corpus.validation).all()
 
 
 def test_it_is_endless_and_held_out(corpus: Corpus) -> None:
     corpus.require(10**15)
     assert corpus.epoch(10**15) == 0
     far = corpus.batch(10**15, 4)
-    rows = {tuple(row) for row in [*far.tolist(), *corpus.batch(0, 500).tolist(), *corpus.validation().tolist()]}
-    assert len(rows) == 504 + corpus.validation().shape[0]
-    assert corpus.validation().shape == (16, 17)
+    rows = {tuple(row) for row in [*far.tolist(), *corpus.batch(0, 500).tolist(), *corpus.validation.tolist()]}
+    assert len(rows) == 504 + corpus.validation.shape[0]
+    assert corpus.validation.shape == (16, 17)
 
 
 def test_what_it_says_of_itself(corpus: Corpus) -> None:

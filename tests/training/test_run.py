@@ -339,6 +339,6 @@ def test_bits_per_byte(elsewhere: Path) -> None:
     texts = ["data=text", "data.path=text", "tokenizer=byte"]
     run(*texts, "run.dir=r")
     corpus = open_corpus(compose([o for o in TINY if not o.startswith("data")] + texts))
-    bytes_per_token = (corpus.validation()[:, 1:] != 256).double().mean().item()
+    bytes_per_token = (corpus.validation[:, 1:] != 256).double().mean().item()
     last = rows(Path("r"))[-1]
     assert last["val/bits_per_byte"] == pytest.approx(last["val/loss"] / math.log(2) / bytes_per_token, rel=1e-12)
