@@ -20,7 +20,7 @@ def cached(path: Path, what: str, read: Callable[[], bytes]) -> bytes:
     """
     stat = path.stat()
     name = f"{os.path.abspath(path)}\n{what}"
-    key = hashlib.blake2b(f"{name}\n{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode(), digest_size=32)
+    key = hashlib.sha256(f"{name}\n{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}".encode()).digest()
     entry = None
     with suppress(OSError, RequestError):
         entry = cache_folder() / "read" / hashlib.blake2b(name.encode(), digest_size=20).hexdigest()
@@ -39,7 +39,5 @@ def cached(path: Path, what: str, read: Callable[[], bytes]) -> bytes:
     return data
 
 
-def _seal(key: hashlib.blake2b, data: bytes) -> bytes:
-    sealed = key.copy()
-    sealed.update(data)
-    return sealed.digest()
+def _seal(key: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=key, digest_size=32).digest()

@@ -3,14 +3,13 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
+
+from abovemup.analysis.paper import SEQUENCE
 from abovemup.analysis.runs import Row, final_norms, plain, trajectory
 from abovemup.config.errors import RequestError
 from abovemup.config.values import shown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Columns of the toolkit of arXiv:2510.03871, in the names of the paper's logs (rms_to_l1 is RMS->inf), and ours.
 TOOLKIT = {
@@ -24,7 +23,6 @@ TOOLKIT = {
     "lr/opt_0/group_1": "lr/embedding",
     "lr/opt_0/group_2": "lr/head",
 }
-_CONTEXT = 4096  # tokens of a sequence there; its horizon is bs * step * 4096
 
 
 def save(rows: Sequence[Row], form: str, path: Path) -> int:
@@ -39,30 +37,26 @@ def save(rows: Sequence[Row], form: str, path: Path) -> int:
     return len(frame)
 
 
-def table(rows: Sequence[Row]) -> "pd.DataFrame":
+def table(rows: Sequence[Row]) -> pd.DataFrame:
     """One row a run: summary, config, and its newest norms (norm/<layer>/<norm>, measured at norm_tokens)."""
-    import pandas as pd
-
     frame = pd.DataFrame([plain(row) | final_norms(Path(row["dir"])) for row in rows])
     mixed = [str(key) for key, kind in frame.dtypes.items() if kind == "object"]
     frame[mixed] = frame[mixed].map(shown, na_action="ignore")  # a file's column has one type: "auto" and 16 are text
     return frame
 
 
-def toolkit(rows: Sequence[Row]) -> "pd.DataFrame":
+def toolkit(rows: Sequence[Row]) -> pd.DataFrame:
     """The toolkit's raw layout: a row for each step that has a loss and an output norm, momentum 1.0 for none.
 
     Raises RequestError for what the toolkit does not take, and for runs whose form in it is not known: of Adam, and
     with an lr for each role.
     """
-    import pandas as pd
-
     parts: dict[str, pd.DataFrame] = {}
     for row in rows:
         frame = trajectory(Path(row["dir"]), list(TOOLKIT.values())).astype({"step": "int64"})
         frame = frame.dropna(subset=["loss", "norm/head/rms_to_inf"])
         lrs = frame[["lr/hidden", "lr/embedding", "lr/head"]].max()
-        batch = row["train.batch_size"] * row["train.seq_len"] / _CONTEXT
+        batch = row["train.batch_size"] * row["train.seq_len"] / SEQUENCE
         adam = "adam" in [row[f"optimizer.roles.{role}.norm"] for role in ("embedding", "hidden", "head")]
         if adam or lrs.nunique() != 1 or batch not in [2**n for n in range(3, 13)]:
             raise RequestError(

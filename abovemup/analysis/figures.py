@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from abovemup.analysis import norm_fit, rules
+from abovemup.analysis.attempts import attempted
 from abovemup.analysis.norm_fit import CELL, FitRefused
 from abovemup.analysis.results import Answer
 from abovemup.analysis.sources import ROLES, Source
@@ -89,9 +90,8 @@ def norm_growth(source: Source, answer: Answer) -> Figure:
     if not (curves.groupby("run").size() > 2).any():
         raise FitRefused("few_points", "no run has logged the norm at three token counts, and its lr.")
     curves = curves.assign(colour=curves.batch.map(power), dash=curves.lr.map(power), column=curves.model, mode="lines")
-    curves = curves.assign(
-        series="batch " + curves.colour + ", lr " + curves.dash, y=curves.x, x=np.log2(curves.tokens)
-    )
+    curves["series"] = "batch " + curves.colour + ", lr " + curves.dash
+    curves = curves.assign(y=curves.x, x=np.log2(curves.tokens))
     title = "Growth of the norm: a colour is a batch size (tokens), a dash a learning rate."
     return Figure(title, curves, "log2 tokens", f"log2 {answer['norm']}")
 
@@ -157,24 +157,19 @@ def lr_over_batch(source: Source, answer: Answer) -> Figure:
     for tokens, rows in found.groupby("tokens"):
         if "lr" in answer.get("rules", {}):
             y = [_law(answer, "lr").predict({"batch": b, "tokens": tokens})[0] for b in rows.batch]
-            parts.append(
-                _line(rows.x, y, f"{power(tokens)} law", colour=power(tokens), dash="law", column=rows.column.iloc[0])
-            )
+            colour, model = power(tokens), rows.column.iloc[0]
+            parts.append(_line(rows.x, y, f"{colour} law", colour=colour, dash="law", column=model))
     title = "Optimal lr over batch size, a colour for each horizon: paler is a higher loss, larger the best batch."
     return Figure(title, pd.concat(parts), "log2 batch (tokens)", "log2 lr")
 
 
 def batch_over_tokens(source: Source, answer: Answer) -> Figure:
-    law, best = _law(answer, "batch"), pd.DataFrame(answer["best"])
-    best = best[best.reason == ""].assign(
-        x=lambda t: np.log2(t.tokens), y=lambda t: np.log2(t.batch), series="best batch"
-    )
+    law, best = _law(answer, "batch"), pd.DataFrame(answer["best"]).query("reason == ''")
+    best = best.assign(x=np.log2(best.tokens), y=np.log2(best.batch), series="best batch")
     at = np.linspace(best.x.min(), best.x.max(), 30)
-    told = [law.predict({"tokens": 2.0**x}) for x in at]
-    lines = {"law": [value for value, *_ in told]} | {
-        f"95 % {end}": [each[1][i] for each in told] for i, end in enumerate(("low", "high"))
-    }
-    parts = [best, *(_line(at, y, name, colour=name[:4]) for name, y in lines.items())]
+    told = [(value, *ends) for value, ends, _ in (law.predict({"tokens": 2.0**x}) for x in at)]
+    lines = zip(("law", "95 % low", "95 % high"), zip(*told, strict=True), strict=True)
+    parts = [best, *(_line(at, y, name, colour=name[:4]) for name, y in lines)]
     title = f"Best batch over tokens: B* ~ D^({law.exponents['tokens']:.3f} +- {law.errors['tokens']:.3f})."
     return Figure(title, pd.concat(parts), "log2 tokens", "log2 batch (tokens)")
 
@@ -235,13 +230,9 @@ def lowest_points(scans: dict[str, pd.DataFrame], norm: str) -> Figure:
 
 def drawn(functions: Sequence[Callable[..., Figure]], *arguments: Any) -> tuple[dict[str, Figure], list[str]]:
     """By name, and sentences on what is not drawn, and why."""
-    found, left_out = {}, []
-    for function in functions:
-        try:
-            found[function.__name__] = function(*arguments)
-        except FitRefused as refusal:
-            left_out.append(f"Not drawn, {function.__name__.replace('_', ' ')}: {refusal}")
-    return found, left_out
+    named = {function.__name__: function for function in functions}
+    found, refused = attempted(named, lambda name: named[name](*arguments), FitRefused)
+    return found, [f"Not drawn, {name.replace('_', ' ')}: {why}" for name, why in refused.items()]
 
 
 FIGURES = (

@@ -87,7 +87,6 @@ def parting(curves: pd.DataFrame) -> list[dict[str, Any]]:
             grid = np.arange(low, high, STEP / 4)
             norms = np.stack([np.interp(grid, g.t, g.x) for g in each])
             apart = np.flatnonzero(np.ptp(norms, axis=0) >= APART)
-            first = int(apart[0]) if len(apart) else None
-            seen = {"step": 2 ** grid[first], "log2_norm": float(norms[:, first].mean())} if first is not None else {}
+            seen = {"step": 2 ** grid[apart[0]], "log2_norm": float(norms[:, apart[0]].mean())} if len(apart) else {}
             out.append({"model": model, "lr": lr, "batches": len(each), "until_step": 2**high} | seen)
     return out

@@ -14,9 +14,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-Intercept = float | dict[str, float] | None  # one, or of each model; None is free
+Intercept = dict[str, float] | None  # of each model; None is free
 CELL = ["model", "tokens", "batch"]  # one parabola; tokens is the horizon, batch is in tokens
 NEAREST = 7
+DULL = {"lr": 0.0, "lr x sqrt(steps)": 0.5, "lr x steps": 1.0}  # what a norm must beat: the power of steps
 
 
 class FitRefused(Exception):
@@ -113,9 +114,7 @@ def cells(points: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Array]]:
         if group.lr.notna().all() and group.lr.duplicated().any():
             seeds = group.assign(norm=2**group.x).groupby("lr")
             mean = seeds[["norm", "loss"]].mean()
-            group = pd.DataFrame(
-                {"x": np.log2(mean.norm), "loss": mean.loss, "std": seeds.loss.std(), "lr": mean.index}
-            )
+            group = mean.assign(x=np.log2(mean.norm), std=seeds.loss.std(), lr=mean.index)
         group = group.fillna({"std": group["std"].mean()}).fillna({"std": 0.0})
         out[key] = {name: group[name].to_numpy(float) for name in ("x", "loss", "std", "lr")}
     return out
@@ -138,14 +137,10 @@ def optimum(key: Any, cell: dict[str, Array], intercept: float | None, fitted: b
         return found | {"reason": refusal.reason, "advice": str(refusal)}
 
 
-def of_model(intercept: Intercept, model: str) -> float | None:
-    return intercept.get(model) if isinstance(intercept, dict) else intercept
-
-
 def optima(points: pd.DataFrame, intercept: Intercept, fitted: bool = True) -> pd.DataFrame:
     """A row a cell."""
-    scan = cells(points)
-    return pd.DataFrame([optimum(key, cell, of_model(intercept, key[0]), fitted) for key, cell in scan.items()])
+    fixed = intercept or {}
+    return pd.DataFrame([optimum(key, cell, fixed.get(key[0]), fitted) for key, cell in cells(points).items()])
 
 
 def with_variants(points: dict[str, pd.DataFrame], intercept: Intercept) -> pd.DataFrame:
@@ -154,9 +149,8 @@ def with_variants(points: dict[str, pd.DataFrame], intercept: Intercept) -> pd.D
     {lowest point, fixed intercept, free intercept} x {smoothed, raw}; lr_error (ddof 1) is the paper's error bar, and
     `variants` says how many of them gave an optimum. Refusals and norms are those of the first fit.
     """
-    fits: list[tuple[Intercept, bool]] = [(intercept, True), (None, False)] + (
-        [(None, True)] if intercept is not None else []
-    )
+    fits = [(intercept, True), (None, False), (None, True)]
+    fits = fits if intercept else fits[:2]  # without an intercept the last is the first
     frames = [optima(frame, *fit) for frame in points.values() for fit in fits]
     out, lrs = frames[0], pd.concat([frame.lr for frame in frames], axis=1)
     lrs = lrs.where(out.x.notna())
@@ -192,8 +186,6 @@ def band(best: pd.DataFrame, points: pd.DataFrame) -> dict[str, Any]:
         raise FitRefused(best.reason.iloc[0], best.advice.iloc[0])
     mean, half = float(known.x.mean()), float(known.x.std(ddof=0) if len(known) > 1 else known.x_error.iloc[0])
     inside = points[(points.x - mean).abs().le(half) & np.isfinite(points.loss)]
-    losses = [
-        dict(zip(CELL, key, strict=False)) | {"pairs": len(g), "lowest": g.loss.min(), "highest": g.loss.max()}
-        for key, g in inside.groupby(CELL[:2], dropna=False)
-    ]
+    each = inside.groupby(CELL[:2], dropna=False, as_index=False).loss
+    losses = each.agg(pairs="size", lowest="min", highest="max").to_dict("records")
     return {"log2_norm": mean, "half_width": half, "groups": len(known), "losses_inside": losses}

@@ -9,7 +9,7 @@ from abovemup.analysis import paper
 from abovemup.analysis.norm_fit import FitRefused
 from abovemup.analysis.results import rule
 from abovemup.analysis.rules import read
-from abovemup.analysis.sources import OUTPUT, open_source
+from abovemup.analysis.sources import open_source
 from abovemup.config.errors import RequestError
 
 
@@ -18,14 +18,12 @@ def read_fit(source: str) -> dict[str, Any]:
 
     Raises RequestError.
     """
-    if source == "paper":
-        rules = {"lr": paper.LR, "batch": paper.BATCH, "norm": paper.NORM}
-        known = {"rules": rules, "conditions": paper.CONDITIONS, "optima": paper.OPTIMA}
-        return known | {"band": paper.BAND, "norm": OUTPUT}
     path = Path(source)
     try:
-        json_file = path.is_file() and path.suffix != ".csv"
-        fit = json.loads(path.read_text()) if json_file else rule(open_source(path))
+        if source == "paper":
+            fit = paper.FIT
+        else:
+            fit = json.loads(path.read_text()) if path.is_file() and path.suffix != ".csv" else rule(open_source(path))
         found = {of: read(law) for of, law in fit["rules"].items()}
         return fit | {"rules": found, "conditions": dict(fit["conditions"]), "norm": fit["norm"]}
     except FitRefused as refusal:

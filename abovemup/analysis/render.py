@@ -18,14 +18,11 @@ MARKERS = {"circle": "o", "square": "s", "diamond": "D", "cross": "P", "x": "X",
 def traces(figure: Figure) -> Iterator[tuple[int, int, str, dict[str, Any], pd.DataFrame]]:
     """Row and column of the panel (from 0), name, {mode, colour, dash, marker} and points of each thing to draw."""
     keys = {name: list(dict.fromkeys(figure.table[name])) for name in ("row", "column", "colour", "dash")}
-    for (row, column, series, mode), points in figure.table.groupby(["row", "column", "series", "mode"], sort=False):
-        colour, dash = (keys[name].index(points[name].iloc[0]) for name in ("colour", "dash"))
-        style = {"mode": mode, "colour": COLOURS[colour % len(COLOURS)]}
-        style |= {
-            "dash": [*DASHES][dash % len(DASHES)],
-            "marker": [*MARKERS][(colour + colour // len(COLOURS)) % len(MARKERS)],
-        }
-        yield keys["row"].index(row), keys["column"].index(column), str(series), style, points
+    for (_, _, series, mode), points in figure.table.groupby(["row", "column", "series", "mode"], sort=False):
+        row, column, colour, dash = (found.index(points[name].iloc[0]) for name, found in keys.items())
+        style = {"mode": mode, "colour": COLOURS[colour % len(COLOURS)], "dash": [*DASHES][dash % len(DASHES)]}
+        style["marker"] = [*MARKERS][(colour + colour // len(COLOURS)) % len(MARKERS)]
+        yield row, column, str(series), style, points
 
 
 def panels(figure: Figure) -> tuple[list[str], list[str]]:
@@ -51,11 +48,11 @@ def html(figure: Figure, name: str) -> str:
             marker |= {"color": points.shade.tolist(), "colorscale": "Cividis", "colorbar": {"x": 1.15}, **ends}
         trace: Any = {"x": points.x.tolist(), "y": points.y.tolist(), "text": points.text.map(escape).tolist()}
         trace |= {"type": "scatter", "mode": style["mode"], "name": str(escape(series)), "legendgroup": series}
-        trace |= {"marker": marker}
         trace |= {"showlegend": series not in seen, "line": {"color": style["colour"], "dash": style["dash"]}}
         trace |= {"opacity": float(points.opacity.iloc[0])} if style["mode"] == "lines" else {}
         trace |= {"error_y": {"array": points.error.tolist(), "visible": bool(points.error.notna().any())}}
-        drawn.add_trace(trace | {"hovertemplate": "%{text}<br>%{x:.4g}, %{y:.4g}"}, row + 1, column + 1)
+        trace |= {"marker": marker, "hovertemplate": "%{text}<br>%{x:.4g}, %{y:.4g}"}
+        drawn.add_trace(trace, row + 1, column + 1)
         seen.add(series)
     if figure.band:
         drawn.add_vrect(*figure.band, fillcolor="grey", opacity=0.2, line_width=0)

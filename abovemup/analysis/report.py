@@ -1,7 +1,6 @@
 """One HTML file on a source that opens without a network, and its figures and tables as files beside it."""
 
 import json
-import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +9,11 @@ from typing import Any
 import pandas as pd
 
 from abovemup.analysis import figures, render, results, rules, sentences
+from abovemup.analysis.attempts import attempted
 from abovemup.analysis.norm_fit import FitRefused
 from abovemup.analysis.sources import Source
 from abovemup.config.errors import RequestError
+from abovemup.config.io import write_whole
 
 # Nothing may be loaded: a report that asked for a file would say so in the browser's console.
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ question }}</title>
@@ -42,12 +43,8 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     told: dict[str, Any] = {}
     with suppress(OSError, ValueError, TypeError):  # there is none, or it is no study's
         told = {key: str(value) for key, value in dict(json.loads((path / "result.json").read_text())).items()}
-    scans, lost = {}, []
-    for name, source in sources.items():
-        try:
-            scans[name] = source.points(norm)["smoothed"]
-        except RequestError as error:
-            lost.append(f"{f'Left out, {name}: ' if name else ''}{error}")
+    scans, without = attempted(sources, lambda name: sources[name].points(norm)["smoothed"], RequestError)
+    lost = [f"{f'Left out, {name}: ' if name else ''}{why}" for name, why in without.items()]
     if not scans:
         raise RequestError(lost[0])
     drawn, left_out = figures.drawn((figures.loss_over_lr, figures.lowest_points), scans, norm)
@@ -67,15 +64,11 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
             (folder / f"{name}.tex").write_text(table.to_latex(index=False, escape=True, float_format="%.4g"))
     runs = pd.concat([source.runs for source in sources.values()])
     commands = [command, *runs.get("command", pd.Series(dtype=str)).dropna()]
-    page = {
-        "question": told.get("question", f"What do loss and norm depend on in {path.resolve().name}?"),
-        "sections": sections,
-    }
-    page |= {"methods": sentences.methods(sources.values()), "commands": "\n".join(commands), "files": folder.name}
+    question = told.get("question", f"What do loss and norm depend on in {path.resolve().name}?")
+    page = {"question": question, "sections": sections, "commands": "\n".join(commands), "files": folder.name}
+    page["methods"] = sentences.methods(sources.values())
     text = Environment(autoescape=True).from_string(_PAGE).render(page, plotly=get_plotlyjs(), html=render.html)
-    aside = out.with_name(f"{out.name}.aside")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, out)
+    write_whole(out, text)
     figure_count, tables = (sum(len(each[kind]) for each in sections) for kind in ("figures", "tables"))
     return {"figures": figure_count, "files": 3 * figure_count + 2 * tables}
 

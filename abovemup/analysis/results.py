@@ -8,12 +8,11 @@ import pandas as pd
 
 from abovemup.analysis import rules
 from abovemup.analysis.growth import offset, parting, segments
-from abovemup.analysis.norm_fit import CELL, FitRefused, band, best_batches, optima, with_variants
+from abovemup.analysis.norm_fit import CELL, DULL, FitRefused, band, best_batches, optima, with_variants
 from abovemup.analysis.sources import OUTPUT, Source
 
 Answer = dict[str, Any]
 CHEAP = 0.005  # of the lowest loss of a horizon: what a (lr, batch) pair of low sensitivity costs at most
-_DULL = {"lr": 0.0, "lr x sqrt(steps)": 0.5, "lr x steps": 1.0}  # what a norm must beat to be worth its measurement
 
 
 def norm(source: Source, name: str = OUTPUT) -> Answer:
@@ -38,15 +37,16 @@ def norm(source: Source, name: str = OUTPUT) -> Answer:
 def ranking(source: Source) -> Answer:
     """Every norm, and the dull alternatives, by `regret`: the mean loss (nats) that its one optimum over all horizons
     or models costs each of them, by their own parabolas (free intercept); spread and error are in octaves."""
-    scans = {name: source.points(name)["smoothed"] for name in source.norms}
+    norms = [key.removeprefix("norm/") for key in map(str, source.rows) if key.startswith("norm/")]
+    scans = {name: source.points(name)["smoothed"] for name in norms}
     points = next(iter(scans.values()))
-    for name, power in _DULL.items():
+    for name, power in DULL.items():
         scans[name] = points.assign(x=np.log2(points.lr) + power * np.log2(points.tokens / points.batch))
     rows = []
     for name, scan in scans.items():
         found = optima(scan, None)
         best = best_batches(found)
-        row: Answer = {"norm": name, "dull": name in _DULL, "refused": int((found.reason != "").sum())}
+        row: Answer = {"norm": name, "dull": name in DULL, "refused": int((found.reason != "").sum())}
         known = best[best.reason == ""]
         if len(known) > 1:
             away = known.x - known.x.mean()
@@ -66,18 +66,17 @@ def rule(source: Source, name: str = OUTPUT) -> Answer:
 def laws(source: Source, answer: Answer) -> Answer:
     """Adds lr*(B, D), B*(D), lr*(D), the rule of first horizons and the norm on the way, with both intervals. Raises
     FitRefused with none, and for several models: an lr law over the optima of all would be none."""
-    name = answer["norm"]
     if len(answer["models"]) > 1:
         text = f"the laws are of one model, here are {', '.join(answer['models'])}: choose by --where model.width=..."
         raise FitRefused("models", text)
-    curves, band = source.curves(name), answer["band"] if source.horizons else None
+    curves, band = source.curves(answer["norm"]), answer["band"] if source.horizons else None
     first = rules.first_horizons(curves, band) if band else None
     found = pd.DataFrame(answer["optima"])
     fits, answer["refused"] = rules.laws(found, first)
     if not fits:
         raise FitRefused("no_rule", "; ".join(answer["refused"].values()))
     if source.minima is None:
-        drawn = rules.over_runs(source.points(name)["smoothed"], answer["intercept"])
+        drawn = rules.over_runs(source.points(answer["norm"])["smoothed"], answer["intercept"])
     else:
         drawn = {of: rules.over_rows(fits[of], rows) for of, rows in rules.tables(found).items() if of in fits}
     if first is not None and "first_horizon" in fits:

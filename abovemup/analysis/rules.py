@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from abovemup.analysis.norm_fit import Array, FitRefused, Intercept, best_batches, cells, of_model, optimum
+from abovemup.analysis.attempts import attempted
+from abovemup.analysis.norm_fit import Array, FitRefused, Intercept, best_batches, cells, optimum
 
 Exponents = dict[str, float]
 Intervals = dict[str, list[float]]
@@ -93,13 +94,11 @@ def laws(optima: pd.DataFrame, first: pd.DataFrame | None = None) -> tuple[dict[
     """lr*(B, D) and B*(D) of the optima that there are, lr of `first` horizons; and why those that there are not."""
     rows, names = tables(optima), {"lr": ["batch", "tokens"], "batch": ["tokens"], "first_horizon": ["tokens", "batch"]}
     rows |= {"first_horizon": first} if first is not None else {}
-    fits, refused = {}, {}
-    for name, table in rows.items():
-        try:
-            fits[name] = power_law("lr" if name == "first_horizon" else name, table, names[name])
-        except FitRefused as refusal:
-            refused[name] = str(refusal)
-    return fits, refused
+
+    def law(name: str) -> Rule:
+        return power_law("lr" if name == "first_horizon" else name, rows[name], names[name])
+
+    return attempted(rows, law, FitRefused)
 
 
 def first_horizons(curves: pd.DataFrame, band: dict[str, Any]) -> pd.DataFrame:
@@ -116,9 +115,8 @@ def growing(curves: pd.DataFrame, band: dict[str, Any]) -> Rule:
     """The norm that runs have on their way, over lr, batch and tokens: of curves as above the rows within NEAR octaves
     of the band. What does not vary is no factor, and is in `ranges`. Raises FitRefused."""
     near = curves[(curves.x - band["log2_norm"]).abs().le(NEAR) & (curves.tokens > 0) & curves.constant]
-    rows = near[~near.diverged & near.lr.notna()].assign(
-        norm=lambda t: 2**t.x, octave=lambda t: np.log2(t.tokens) // STEP
-    )
+    near = near[~near.diverged & near.lr.notna()]
+    rows = near.assign(norm=2**near.x, octave=np.log2(near.tokens) // STEP)
     rows = rows.drop_duplicates(["run", "octave"])  # a log has ever more rows an octave, which are not more evidence
     names = ["lr", "batch", "tokens"]
     law = power_law("norm", rows, [name for name in names if rows[name].nunique() > 1])
@@ -149,7 +147,7 @@ def over_runs(points: pd.DataFrame, intercept: Intercept) -> dict[str, Intervals
         for key, cell in scan.items():
             picked = np.repeat(np.arange(len(owners[key])), counts[owners[key]])
             resampled = {name: values[picked] for name, values in cell.items()}
-            rows.append(optimum(key, resampled, of_model(intercept, key[0])))
+            rows.append(optimum(key, resampled, (intercept or {}).get(key[0])))
         return {of: law.exponents for of, law in laws(pd.DataFrame(rows))[0].items()}
 
     return _bootstrap(draw)

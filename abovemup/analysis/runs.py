@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from abovemup.analysis.attempts import attempted
 from abovemup.analysis.cache import cached
 from abovemup.config.errors import RequestError
 from abovemup.config.keys import did_you_mean, leaves
@@ -41,6 +42,8 @@ def find(place: str | Path) -> list[Path]:
     for path in (Path(place), Path("runs") / place):
         inside = [path] if is_run(path) else [*path.glob("[!.]*"), *path.glob("runs/[!.]*")]
         if found := sorted(run for run in inside if is_run(run)):
+            if len({run.name for run in found}) < len(found):
+                raise RequestError(f"{place} and its runs/ hold runs of the same name: give {place}/runs.")
             return found
     known = [run.name for run in Path("runs").glob("*") if is_run(run)]
     raise RequestError(f"{place} is no run and holds none.{did_you_mean(Path(place).name, known)}")
@@ -55,13 +58,9 @@ def load_runs(path: str | Path, columns: Sequence[str] | None = None) -> "pd.Dat
     """
     import pandas as pd
 
-    parts, skipped = [pd.DataFrame(columns=["run", "step", "tokens", *(columns or ())])], {}
-    for folder in find(path):
-        try:
-            parts.append(trajectory(folder, columns).assign(run=folder.name))
-        except Damaged as error:
-            skipped[str(folder)] = str(error)
-    frame = pd.concat(parts[1:] or parts, ignore_index=True).astype({"step": "int64", "tokens": "int64", "run": str})
+    runs, skipped = attempted(find(path), lambda run: trajectory(run, columns).assign(run=run.name), Damaged)
+    parts = [*runs.values()] or [pd.DataFrame(columns=["run", "step", "tokens", *(columns or ())])]
+    frame = pd.concat(parts, ignore_index=True).astype({"step": "int64", "tokens": "int64", "run": str})
     frame.insert(0, "run", frame.pop("run"))
     frame.attrs["skipped"] = skipped
     return frame
@@ -107,13 +106,8 @@ def records(places: Sequence[str | Path]) -> tuple[list[Row], dict[str, str]]:
     """A row a run: run, dir, status, steps, tokens, loss, val_loss, output_norm, what else summary.json has, and the
     config with dotted keys (optimizer.lr); and of each damaged run the directory -> why. A running or killed run has
     the numbers of its newest rows. RequestError where there is no run."""
-    rows, skipped = [], {}
-    for folder in dict.fromkeys(folder for place in places for folder in find(place)):
-        try:
-            rows.append(record(folder))
-        except Damaged as error:
-            skipped[str(folder)] = str(error)
-    return rows, skipped
+    rows, skipped = attempted(dict.fromkeys(run for place in places for run in find(place)), record, Damaged)
+    return [*rows.values()], skipped
 
 
 def record(folder: Path) -> Row:

@@ -60,10 +60,6 @@ class Source:
         values = self.rows[known_key(f"norm/{norm}", [dict.fromkeys(map(str, self.rows))])].astype(float)
         return self.rows.assign(x=np.log2(values.where(values > 0)))
 
-    @property
-    def norms(self) -> list[str]:
-        return [name.removeprefix("norm/") for name in map(str, self.rows) if name.startswith("norm/")]
-
     def fixed(self, norm: str = OUTPUT) -> dict[str, float] | None:
         """The intercept for this norm: that of norm 1, if that is what it was before training."""
         curves = self.curves(norm)
@@ -161,11 +157,10 @@ def _minima(table: pd.DataFrame) -> Source:
     found = table.groupby(CELL, as_index=False).agg(
         x=("x", "first"), loss=("loss", "first"), lr=("lr", "mean"), lr_error=("lr", "std"), variants=("lr", "size")
     )
-    found["lowest"] = found["loss"]
-    found = found.assign(runs=found.variants, x_error=np.nan, loss_error=np.nan, reason="", advice="")
+    found["lowest"], found["runs"] = found.loss, found.variants
+    found = found.assign(x_error=np.nan, loss_error=np.nan, reason="", advice="")
     name = "B" + (found.batch / paper.SEQUENCE).map("{:g}".format) + "-D" + found.tokens.map("{:.4g}".format)
-    rows = found[[*CELL, "lr", "loss"]].assign(run=name, std=np.nan)
-    rows[f"norm/{OUTPUT}"] = 2**found.x
+    rows = found[[*CELL, "lr", "loss"]].assign(run=name, std=np.nan, **{f"norm/{OUTPUT}": 2**found.x})
     return Source(rows, "paper", paper.CONDITIONS, {}, minima=found)
 
 
@@ -193,8 +188,7 @@ def _layout(table: pd.DataFrame, path: Path, where: Sequence[str]) -> pd.DataFra
 def _toolkit(table: pd.DataFrame) -> Source:
     conditions = _shared(table, ["optimizer.momentum", "optimizer.name", "schedule.name"])
     horizons = _horizons(table[table.constant], 64, table.end[~table.constant])
-    intercept = {"proxy_69m": paper.INTERCEPT}
-    return Source(table, "paper", paper.CONDITIONS | conditions, {}, intercept, horizons)
+    return Source(table, "paper", paper.CONDITIONS | conditions, {}, {"proxy_69m": paper.INTERCEPT}, horizons)
 
 
 def _runs(
@@ -212,28 +206,24 @@ def _runs(
             excluded[run] = str(error)
     if not parts:
         raise RequestError(f"{path}: no run is finished and whole.")
-    conditions = _shared(runs, CONDITIONS)
-    settings = runs
-    runs = runs.assign(model="w" + runs["model.width"].astype(str) + "-d" + runs["model.depth"].astype(str))
-    runs["batch"] = runs["train.batch_size"] * runs["train.seq_len"]
-    runs["constant"], runs["diverged"] = runs["schedule.name"] == "constant", runs.status == "diverged"
-    runs = runs.rename(columns={"optimizer.lr": "lr", "train.tokens": "end"})
+    plan = runs[["run"]].assign(model="w" + runs["model.width"].astype(str) + "-d" + runs["model.depth"].astype(str))
+    plan["batch"] = runs["train.batch_size"] * runs["train.seq_len"]
+    plan["lr"], plan["end"] = runs["optimizer.lr"], runs["train.tokens"]
+    plan["constant"], plan["diverged"] = runs["schedule.name"] == "constant", runs.status == "diverged"
     scales = [f"optimizer.lr_scale.{role}" for role in ROLES.values()]
     if {*scales} <= {*runs}:
-        runs[[*ROLES]] = runs[scales].mul(runs.lr, axis=0)
+        plan[[*ROLES]] = runs[scales].mul(plan.lr, axis=0)
         if len(runs[scales].drop_duplicates()) > 1:
-            runs["lr"] = runs.lr_out.where(runs[[*ROLES]].nunique(axis=1) == 1)
-    plan = runs[["run", "model", "batch", "lr", "end", "constant", "diverged", *runs.columns.intersection([*ROLES])]]
+            plan["lr"] = plan.lr_out.where(plan[[*ROLES]].nunique(axis=1) == 1)
     rows: pd.DataFrame = pd.concat(parts, names=["run"]).reset_index("run").merge(plan.assign(std=np.nan), on="run")
     if not split and rows[norms].isna().all(axis=None):
         known_key(norms[0] if norms else "norm/", [there or {"": 0}])
     loss = loss or ("val" if rows["val/loss"].notna().any() else "window")
     if loss == "val":
         rows["loss"] = rows["val/loss"]
-    widths = runs.drop_duplicates("model").set_index("model")["model.width"]
-    intercept = {str(m): initial_loss(int(conditions["model.vocab_size"]), int(w)) for m, w in widths.items()}
-    horizons = _horizons(rows[rows.constant], 16, rows.end)
-    return Source(rows, loss, conditions, excluded, intercept, horizons, runs=settings)
+    conditions, widths = _shared(runs, CONDITIONS), zip(plan.model, runs["model.width"], strict=True)
+    intercept = {model: initial_loss(int(conditions["model.vocab_size"]), int(width)) for model, width in widths}
+    return Source(rows, loss, conditions, excluded, intercept, _horizons(rows[rows.constant], 16, rows.end), runs=runs)
 
 
 def _horizons(rows: pd.DataFrame, share: int, ends: "pd.Series[int]") -> frozenset[int]:

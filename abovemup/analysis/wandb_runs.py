@@ -2,23 +2,21 @@
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from abovemup.config.errors import RequestError, RunFailed
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _LRS = {"lr_hidden": "lr/opt_0/group_0", "lr_in": "lr/opt_0/group_1", "lr_out": "lr/opt_0/group_2"}
 _LOSS = "loss_metrics/global_avg_loss"
 
 
-def history(source: str, where: Sequence[str]) -> tuple["pd.DataFrame", list[str]]:
+def history(source: str, where: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """A row for each step with a loss and norms, and of `where` what is left: group=G and name=REGEX choose at W&B.
 
     Finished runs only. Raises RequestError: no such project, no login, runs of another form. RunFailed: not reached.
     """
-    import pandas as pd
     import wandb
 
     path, rest = source.removeprefix("wandb:"), []
@@ -41,9 +39,7 @@ def history(source: str, where: Sequence[str]) -> tuple["pd.DataFrame", list[str
     return pd.concat(parts, ignore_index=True), rest
 
 
-def _rows(run: Any) -> "pd.DataFrame | None":
-    import pandas as pd
-
+def _rows(run: Any) -> pd.DataFrame | None:
     from abovemup.analysis.sources import PAPER
 
     keys = [key for key in run.summary if key in PAPER]

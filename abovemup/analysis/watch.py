@@ -40,21 +40,17 @@ def watch(folder: Path, fit: dict[str, Any]) -> dict[str, Any]:
     if verdict == "consistent":
         said.append("norm consistent with lr*(B, D): necessary, not sufficient, and no word on the loss.")
     elif verdict == "cannot tell":
-        said.append(
-            f"cannot tell: not the fit's conditions: {'; '.join(other)}."
-            if other
-            else "cannot tell: the norm to expect now is outside of those that the law was fitted on."
-        )
+        outside = "the norm to expect now is outside of those that the law was fitted on"
+        why = f"not the fit's conditions: {'; '.join(other)}" if other else outside
+        said.append(f"cannot tell: {why}.")
     else:
-        said.append(
-            f"{verdict if verdict == 'diverged' else f'norm {verdict} by 2^{abs(off):.2f}'}: lr is 2^{own:.2f}."
-        )
+        what = verdict if verdict == "diverged" else f"norm {verdict} by 2^{abs(off):.2f}"
+        said.append(f"{what}: lr is 2^{own:.2f}.")
         if verdict != "diverged" and ((own - lr) * off <= 0 or low <= own <= high):
             said.append("This lr does not explain it: something else that the fit does not know differs.")
     answer = {"verdict": verdict, "sentences": said, "norm": norm, "expected": expected, "half_width": half, "off": off}
     answer |= {"tokens": now, "horizon": horizon, "batch": batch, "lr": own, "best_lr": lr, "differences": other}
-    ends = {"lr": horizon, "norm": at["tokens"]}
-    answer["beyond"] = {name: laws[name].beyond(at | {"tokens": tokens}) for name, tokens in ends.items()}
+    answer["beyond"] = {"lr": laws["lr"].beyond(at | {"tokens": horizon}), "norm": laws["norm"].beyond(at)}
     if "batch" in laws:
         best, _, (low, high) = laws["batch"].predict({"tokens": horizon})
         answer |= {"best_batch": best, "batch_cost": cost(fit, batch, horizon)}

@@ -26,11 +26,10 @@ from abovemup.data.split import documents, make_split
 CPU = torch.device("cpu")
 VOCAB, TURNS = 8192, 3
 SEQ_LEN, TOKENS = 128, 2**16  # of a window and of a batch
-# A process that says the peak of its memory and of its largest worker, in kB; its own counter starts at exec's shell.
+# A process that says the peak of its memory in kB; its own counter starts at exec's shell.
 PEAK = (
     "import resource, sys\nfrom abovemup.cli.main import run\ncode = run(sys.argv[1:])\n"
-    "print(*(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))\n"
-    "sys.exit(code)"
+    "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\nsys.exit(code)"
 )
 
 
@@ -65,7 +64,7 @@ def texts(path: Path) -> Any:
 
 def tokenising(folder: Path, text: Path) -> Ratio:
     """MB of text a second, all cores, in turns: ours from JSON lines to the shards of two splits and their checksums;
-    theirs from a table at hand to one with a column of the same ids. Both start their processes."""
+    theirs from a table at hand to one with a column of the same ids. Theirs starts processes."""
     import datasets
     from tokenizers import Tokenizer
 
@@ -84,7 +83,7 @@ def tokenising(folder: Path, text: Path) -> Ratio:
 
     def ours(turn: int) -> None:
         (folder / f"out{turn}").mkdir()
-        tokenise(folder / f"out{turn}", job, split, cores(), _quiet, _quiet)
+        tokenise(folder / f"out{turn}", job, split, _quiet, _quiet)
 
     def theirs(turn: int) -> None:
         table.map(ids, batched=True, num_proc=cores(), load_from_cache_file=False, remove_columns=["text"])
@@ -92,7 +91,7 @@ def tokenising(folder: Path, text: Path) -> Ratio:
     times = [[seconds(CPU, partial(work, turn)) for work in (ours, theirs)] for turn in range(TURNS)]
     mine, other = (min(column) for column in zip(*times, strict=True))  # what else the machine does only adds
     size = sum(len(text.encode()) for text in texts(text)) / 1e6
-    name = f"tokenising with {cores()} processes over datasets.map"
+    name = f"tokenising on {cores()} cores over datasets.map"
     return Ratio(name, size / mine, size / other, "MB/s", 1.3, at_least=True)
 
 
@@ -115,8 +114,8 @@ def reading(text: Path, batches: int) -> Ratio:
 
 
 def peak(text: Path) -> float:
-    """MB of `data prepare` and its largest worker. The shell between keeps this process's own peak out of it."""
-    command = [sys.executable, "-c", PEAK, "data", "prepare", "text", "--path", str(text), "--workers", str(cores())]
+    """MB of `data prepare`. The shell between keeps this process's own peak out of it."""
+    command = [sys.executable, "-c", PEAK, "data", "prepare", "text", "--path", str(text)]
     shell = ["sh", "-c", '"$@"; exit $?', "sh", *command, "--out", f"{text}.shards"]
     done = subprocess.run(shell, check=True, capture_output=True, text=True)
-    return sum(map(int, done.stdout.split()[-2:])) * 1024 / 1e6
+    return int(done.stdout.split()[-1]) * 1024 / 1e6

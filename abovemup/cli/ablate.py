@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from abovemup.cli.options import ConfigDir, Json
-from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Retry
+from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Nproc, Retry
 
 
 def ablate(
@@ -21,6 +21,7 @@ def ablate(
     jobs: Jobs = None,
     launcher: Launcher = Kind.local,
     cells_per_gpu: CellsPerGpu = None,
+    nproc: Nproc = 1,
     dry_run: DryRun = False,
     retry: Retry = None,
     listed: Annotated[bool, typer.Option("--list", help="Print the ablations and their questions.")] = False,
@@ -50,7 +51,7 @@ def ablate(
     points = list(study.points(ablation, config_dir))
     cells = list({point.cell.id: point.cell for point in points}.values())
     folder = folder or Path("studies") / (name if budget == "pocket" else f"{name}-{budget}")
-    where = (launcher, asked, cells_per_gpu, cells if ablation.verdicts else None)
+    where = (launcher, asked, cells_per_gpu, nproc, cells if ablation.verdicts else None)
     code = shared.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
     with alone(folder):
         report = findings.report(ablation, points, folder)

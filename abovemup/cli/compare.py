@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from abovemup.cli.options import ConfigDir, Json
-from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Retry
+from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Nproc, Retry
 
 
 def compare(
@@ -20,6 +20,7 @@ def compare(
     jobs: Jobs = None,
     launcher: Launcher = Kind.local,
     cells_per_gpu: CellsPerGpu = None,
+    nproc: Nproc = 1,
     dry_run: DryRun = False,
     retry: Retry = None,
     json: Json = False,
@@ -43,12 +44,11 @@ def compare(
     folder = folder or Path("studies") / "-".join(["compare", *arms, budget])
     for key, value in study.shared(comparison).items():
         typer.echo(f"{key}: {value}", err=json)
-    trials: list[study.Trial] = []
     found: dict[tuple[str, int], Result] = {}
     ahead = study.foreseen(comparison) if dry_run or comparison.budget.verdicts else None
     for trials in study.stages(comparison, lambda trial: found[trial.cell.id].loss):
         cells = ahead if ahead and dry_run else list({trial.cell.id: trial.cell for trial in trials}.values())
-        where = (launcher, launching, cells_per_gpu, ahead)
+        where = (launcher, launching, cells_per_gpu, nproc, ahead)
         if code := conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where):
             raise typer.Exit(code)
         ahead = None

@@ -1,6 +1,7 @@
 """`abovemup coordcheck`."""
 
 import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ import typer
 from abovemup.cli.options import Json, Overrides
 from abovemup.cli.output import FIGURES, check_file, print_json, print_table
 from abovemup.config.errors import RequestError
+from abovemup.config.numbers import parse_int
 
 WIDTHS = "64,128,256,512"  # unless depths are asked for
 
@@ -56,12 +58,8 @@ def coordcheck(
 
 def numbers(option: str, text: str) -> list[int]:
     """64,128 as at least two integers above 0, rising."""
-    from abovemup.config.numbers import parse_int
-
-    try:
+    with suppress(ValueError):
         values = sorted({parse_int(part) for part in text.split(",")})
-    except ValueError:
-        values = []
-    if len(values) < 2 or values[0] < 1:
-        raise RequestError(f"{option} {text}: a slope needs two or more integers above 0 with commas: 64,128,256.")
-    return values
+        if len(values) > 1 and values[0] > 0:
+            return values
+    raise RequestError(f"{option} {text}: a slope needs two or more integers above 0 with commas: 64,128,256.")

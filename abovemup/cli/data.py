@@ -37,7 +37,7 @@ def prepare(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new folder, instead of the cache's.")] = None,
     tokens: Annotated[int | None, typer.Option(parser=_count, metavar="N", help="Train tokens: 10B; all.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad records and go on.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; as many as cores.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads; as many as cores.")] = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Tokenise a source into shards, once: abovemup data prepare text --path corpus/ --out shards/

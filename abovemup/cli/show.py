@@ -9,12 +9,7 @@ if TYPE_CHECKING:
     from abovemup.config.schema import Experiment
 
 
-def show(
-    overrides: Overrides = None,
-    config: Config = None,
-    config_dir: ConfigDir = None,
-    json: Json = False,
-) -> None:
+def show(overrides: Overrides = None, config: Config = None, config_dir: ConfigDir = None, json: Json = False) -> None:
     """Print the resolved configuration and the routing table: how every parameter starts and steps."""
     from abovemup.cli.output import print_json, print_table
     from abovemup.cli.routes import decay, rows, vocabulary

@@ -22,6 +22,7 @@ Again = StrEnum("Again", ["failed", "diverged"])
 Kind = StrEnum("Kind", ["local", "slurm"])
 Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once; cores over train.threads, or what GPUs take.")]
 CellsPerGpu = Annotated[int | None, typer.Option(min=1, help="Small cells that share a GPU; 1.")]
+Nproc = Annotated[int, typer.Option(min=1, metavar="N", help="Processes of each cell (parallel=ddp, or as set).")]
 Launcher = Annotated[
     Kind,
     typer.Option("--launcher", help="slurm: a job a cell, as launcher.partition=P launcher.timeout_min=60 ... say."),
@@ -49,9 +50,11 @@ def status(
 
 
 def apart(overrides: list[str]) -> tuple[list[str], dict[str, str]]:
-    """What is asked of the cells, and of the launcher (launcher.KEY=VALUE)."""
+    """What is asked of the cells, and of the launcher (launcher.KEY=VALUE). Raises RequestError for one given twice."""
+    from abovemup.studies.axes import typed
+
     ours = [text for text in overrides if text.startswith("launcher.")]
-    asked = {key.removeprefix("launcher."): value for key, _, value in (text.partition("=") for text in ours)}
+    asked = {key.removeprefix("launcher."): value for key, value in typed(ours).items()}
     return [text for text in overrides if text not in ours], asked
 
 
@@ -74,6 +77,7 @@ def conduct(
     launcher: str,
     asked: dict[str, str],
     cells_per_gpu: int | None,
+    nproc: int,
     ahead: "list[Cell] | None" = None,
 ) -> int:
     """Train the cells, seen live on a terminal and line by line elsewhere. Returns the code of a signal, or 0.
@@ -103,7 +107,8 @@ def conduct(
         raise RequestError(f"launcher.{min(asked)} is for --launcher slurm.")
     if cells_per_gpu and not local:
         raise RequestError("--cells-per-gpu is for --launcher local.")
-    start = Local(folder, config_dir, cells, cells_per_gpu) if local else Slurm(folder, config_dir, asked)
+    where = folder, config_dir, nproc
+    start = Local(*where, cells, cells_per_gpu) if local else Slurm(*where, asked)
     pool = Pool(folder, jobs or start.jobs, start, say, retry)
     if dry:
         print_plan(pool, cells, json)

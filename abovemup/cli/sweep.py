@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from abovemup.cli.options import ConfigDir, Json
-from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Retry
+from abovemup.cli.study import CellsPerGpu, DryRun, Jobs, Kind, Launcher, Nproc, Retry
 
 
 def sweep(
@@ -23,6 +23,7 @@ def sweep(
     jobs: Jobs = None,
     launcher: Launcher = Kind.local,
     cells_per_gpu: CellsPerGpu = None,
+    nproc: Nproc = 1,
     dry_run: DryRun = False,
     retry: Retry = None,
     json: Json = False,
@@ -42,7 +43,8 @@ def sweep(
     axes, asked = study.apart(overrides)
     cells = cells_of(axes, config_dir)
     folder = folder or Path("studies") / f"sweep-{hashlib.sha256(repr(sorted(axes)).encode()).hexdigest()[:8]}"
-    code = study.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, launcher, asked, cells_per_gpu)
+    where = (launcher, asked, cells_per_gpu, nproc)
+    code = study.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
     table = rows(folder, cells)
     first = best(table)
     with alone(folder):

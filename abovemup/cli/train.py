@@ -46,10 +46,13 @@ def train(
     """Train a model: abovemup train model=pocket optimizer.lr=2^-5 train.tokens=2^21"""
     typed = list(overrides or [])
     if dry_run:
+        from abovemup.data.sources import find_source
         from abovemup.training import lineage
         from abovemup.training.ranks import Ranks
 
         start = lineage.start(typed, config, config_dir, resume, branch)
+        if start.experiment.data.name not in ("synthetic", "shards"):  # whose manifest has been read
+            find_source(start.experiment.data)
         if resume is not None and start.origin is not None:
             lineage.resumed_checkpoint(start.origin, start.step, lambda text: typer.echo(f"warning: {text}", err=True))
         print_plan(Ranks(world=nproc or 1).settle(start.experiment, typed), nproc or 1, json)

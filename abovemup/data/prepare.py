@@ -26,18 +26,16 @@ from numpy.typing import NDArray
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.io import write_whole
-from abovemup.config.resolve import cores
 from abovemup.config.site import cache_folder
 from abovemup.data.progress import SPLITS, Job, Note, Watch, tokenise
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import SAMPLE, SAMPLED, Recipe, text_hash, train_bpe
 from abovemup.data.shards import open_shards, read_manifest, read_record, sealed
 from abovemup.data.sources import Document, hash64
-from abovemup.data.split import TOKEN, Split, blind_split, documents, make_split
+from abovemup.data.split import Split, blind_split, documents, make_split
 from abovemup.data.tokenizer import Tokenizer
 
 FORMAT = 2
-LARGE = 64_000_000  # bytes: from here on, processes are worth their start
 PROGRESS = 10.0  # seconds between lines
 ELSEWHERE = "Choose another --out, or remove it."
 
@@ -146,7 +144,7 @@ def _prepare(folder: Path, key: str, job: Job, note: Note, watch: Watch) -> None
     if job.recipe.trained:
         job.recipe.load((part / plan["tokenizer"]["file"]).read_text("utf-8"))
     split = Split(**plan["split"])
-    manifest = tokenise(part, job, split, _workers(job, split), note, watch)
+    manifest = tokenise(part, job, split, note, watch)
     if key_of(job) != key:
         shutil.rmtree(part)
         raise RequestError(f"{job.source.place} was changed while it was read: start again")
@@ -207,14 +205,6 @@ def _sample(items: Iterator[tuple[Document, bool]], split: Split) -> Iterator[st
             left -= len(document.data[:longest])
             if left <= 0 and not split.items:
                 return
-
-
-def _workers(job: Job, split: Split) -> int:
-    """Processes, which take a second to start: none for a small corpus, as many as cores for a large one."""
-    if job.workers is not None:
-        return job.workers
-    size = min(split.bytes or LARGE, TOKEN * job.amount.train if job.amount else LARGE)
-    return cores() if size >= LARGE and cores() > 1 else 0
 
 
 def _lines(note: Note) -> Watch:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from abovemup.config.errors import RequestError
 from abovemup.config.io import write_whole
+from abovemup.config.resolve import cores
 from abovemup.data.pool import Encoded, encoded
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import Recipe
@@ -30,7 +31,7 @@ Watch = Callable[[int, int, int, float | None], None]  # documents, tokens, byte
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be prepared. `amount` None is all of the source; `workers` 0 is this process, None what suits."""
+    """What is to be prepared. `amount` None is all of the source; `workers` are threads, None as many as cores."""
 
     source: Source
     recipe: Recipe
@@ -94,10 +95,10 @@ class _Corpus:
         }
 
 
-def tokenise(part: Path, job: Job, split: Split, workers: int, note: Note, watch: Watch) -> dict[str, Any]:
+def tokenise(part: Path, job: Job, split: Split, note: Note, watch: Watch) -> dict[str, Any]:
     """Writes the shards into the folder `part`. Returns what the manifest says of them and of the source."""
-    source, recipe, amount = job.source, job.recipe, job.amount
-    corpus, bad = _Corpus(part, recipe.load(recipe.text), amount), BadRecords(job.skip_bad)
+    source, amount, tokenizer = job.source, job.amount, job.recipe.load(job.recipe.text)
+    corpus, bad = _Corpus(part, tokenizer, amount), BadRecords(job.skip_bad)
     bad.count, bad.first = seen = corpus.saved.get("bad", (0, ""))
     if corpus.saved:
         note(f"data: goes on where it was stopped, after {corpus.total('tokens'):,} tokens")
@@ -108,7 +109,7 @@ def tokenise(part: Path, job: Job, split: Split, workers: int, note: Note, watch
             held, sizes = np.array([v for _, v in items]), np.array([len(d.data) for d, _ in items])
             yield [d.data for d, _ in items], _Batch(held, sizes, place, (bad.count, bad.first))
 
-    with contextlib.closing(encoded(batches(), recipe, workers)) as stream:
+    with contextlib.closing(encoded(batches(), tokenizer, job.workers or cores())) as stream:
         saved = time.monotonic()
         for tokens, batch in stream:
             corpus.append(tokens, batch)

@@ -1,6 +1,7 @@
 """msign(G) = U_r V_r^T, the matrix sign: every singular value of G that is not zero becomes one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,6 +97,11 @@ def power_of_two(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 def wide(x: Tensor) -> Tensor:
     """x in float32 when its dtype is lower, else x itself."""
     return x if x.dtype in EXPONENT_BITS else x.float()
+
+
+def whole(x: Any) -> Tensor:
+    """All of a sharded tensor (a DTensor), which all its ranks have to ask for; another tensor as it is."""
+    return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
 def home(x: Tensor) -> Tensor:

@@ -144,46 +144,35 @@ SPECTRAL = Geometry(
     gaussian=lambda G: G / (sqrt(G.shape[-2]) + sqrt(G.shape[-1])),
 )
 
-# ---- rows: each on its own, the longest counts ----
+# ---- rows or entries: each on its own, the largest counts (a vector as a whole is one row) ----
 
-ROWS = Geometry(
-    ndim=2,
-    norm=lambda W: length(W).amax(MATRIX),
-    dual_norm=lambda G: length(G).sum(MATRIX),
-    direction=lambda G, msign, eps: unit(G, eps),
-    start=unit,
-    gaussian=lambda G: G / sqrt(G.shape[-1]),
-)
 
-# ---- entries: each on its own, the largest counts ----
+def largest(
+    ndim: int,
+    size: Callable[[Tensor], Tensor],  # of each row or entry, kept as size 1
+    step: Callable[[Tensor, float], Tensor],  # (G, eps): one of size one along each
+    start: Callable[[Tensor], Tensor],
+    gaussian: Callable[[Tensor], Tensor],
+) -> Geometry:
+    dims = MATRIX[-ndim:]
+    return Geometry(
+        ndim,
+        norm=lambda W: size(W).amax(dims),
+        dual_norm=lambda G: size(G).sum(dims),
+        direction=lambda G, msign, eps: step(G, eps),
+        start=start,
+        gaussian=gaussian,
+    )
 
-ENTRIES = Geometry(
-    ndim=2,
-    norm=lambda W: W.abs().amax(MATRIX),
-    dual_norm=lambda G: G.abs().sum(MATRIX),
-    direction=lambda G, msign, eps: G.sign(),
-    start=torch.sign,
-    gaussian=lambda G: G,
-)
-DIAGONAL = Geometry(  # a gain: the diagonal of a matrix
-    ndim=1,
-    norm=lambda W: W.abs().amax(-1),
-    dual_norm=lambda G: G.abs().sum(-1),
-    direction=lambda G, msign, eps: G.sign(),
-    start=torch.ones_like,
-    gaussian=torch.ones_like,
-)
 
-# ---- a vector as a whole ----
+def sign(G: Tensor, eps: float) -> Tensor:
+    return G.sign()
 
-VECTOR = Geometry(  # a bias
-    ndim=1,
-    norm=lambda W: length(W)[..., 0],
-    dual_norm=lambda G: length(G)[..., 0],
-    direction=lambda G, msign, eps: unit(G, eps),
-    start=torch.zeros_like,
-    gaussian=torch.zeros_like,
-)
+
+ROWS = largest(2, length, unit, start=unit, gaussian=lambda G: G / sqrt(G.shape[-1]))
+ENTRIES = largest(2, torch.abs, sign, start=torch.sign, gaussian=lambda G: G)
+DIAGONAL = largest(1, torch.abs, sign, torch.ones_like, torch.ones_like)  # a gain: the diagonal of a matrix
+VECTOR = largest(1, length, unit, torch.zeros_like, torch.zeros_like)  # a bias
 
 
 def aspect(shape: Shape) -> float:

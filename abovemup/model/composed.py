@@ -163,9 +163,7 @@ def lower_bounds(
     so that both have it). On the CPU in float64, from seeded Gaussian starts.
     """
     now, then = (copy.deepcopy(model).to("cpu", torch.float64) for _ in range(2))
-    with torch.no_grad():
-        for name, p in then.named_parameters():
-            p.copy_((before or {}).get(name, p))
+    then.load_state_dict(dict(before or {}), strict=False)
     x0 = torch.randn(starts, length, model.cfg.width, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rope = rope_angles(length, model.cfg.head_dim, model.cfg.rope_theta, x0)
     longest = min(theory.embedding(net.embedding.weight.detach()).value for net in (now, then))
@@ -175,7 +173,7 @@ def lower_bounds(
 
     def half(name: str, net: Llama, x: Tensor) -> Tensor:
         module, normed = net.get_submodule(name), net.get_submodule(f"{name}_norm")(x[None])
-        return cast(Tensor, module(normed, *rope) if isinstance(module, Attention) else module(normed))
+        return module(normed, *rope) if isinstance(module, Attention) else module(normed)
 
     outputs: dict[str, Callable[[Llama, Tensor], Tensor]] = {"model": whole}
     for name, m in model.named_modules():

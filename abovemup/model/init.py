@@ -11,15 +11,12 @@ from abovemup.geometry.roles import ROLE_NORM
 from abovemup.model.roles import Tag
 
 
-def parameter_generator(seed: int, name: str) -> torch.Generator:
-    """The generator of one parameter. On the CPU, so that every device starts from the same weights."""
-    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-
-
 def init_parameter(parameter: Tensor, name: str, tag: Tag, init: Literal["exact", "gaussian"], seed: int) -> None:
-    """Overwrite a parameter of any dtype and device with weights of norm `tag.init`, drawn in float32 on the CPU."""
+    """Overwrite a parameter of any dtype and device with weights of norm `tag.init`, drawn in float32 on the CPU by a
+    generator of its own, so that every device starts from the same weights."""
     ball = NORMS[ROLE_NORM[tag.role]]
     fill = ball.init_ if init == "exact" else ball.gaussian_
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     weight = torch.empty(parameter.shape, dtype=torch.float32, device="cpu")
-    parameter.copy_(fill(weight, parameter_generator(seed, name)) * tag.init)
+    parameter.copy_(fill(weight, generator) * tag.init)

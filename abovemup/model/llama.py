@@ -84,8 +84,7 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
         )
-        out: Tensor = self.wo(self.o_norm(y.transpose(1, 2).flatten(2)))
-        return out
+        return self.wo(self.o_norm(y.transpose(1, 2).flatten(2)))
 
 
 class FeedForward(nn.Module):
@@ -98,8 +97,7 @@ class FeedForward(nn.Module):
         self.norm = norm(cfg, "mlp", s["ffn"])
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.w2(self.norm(F.silu(self.w1(x)) * self.w3(x)))
-        return out
+        return self.w2(self.norm(F.silu(self.w1(x)) * self.w3(x)))
 
 
 class Block(nn.Module):
@@ -143,8 +141,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(Block(cfg, p, layer) for layer in range(cfg.depth))
         self.final_norm = norm(cfg, "output", width)
         head = matrix_tag(cfg, p, "head", vocabulary, width)
-        if cfg.tie_embeddings:
-            head = replace(head, forward=1 / cfg.width)
+        head = replace(head, forward=1 / cfg.width) if cfg.tie_embeddings else head
         self.head = Linear(cfg.width, cfg.vocab_size, head)
         self.tie()
 
@@ -172,5 +169,5 @@ class Llama(nn.Module):
         cos, sin = rope_angles(x.shape[-2], self.cfg.head_dim, self.cfg.rope_theta, x)
         for layer in self.layers:
             x = layer(x, cos, sin, mask)
-        logits: Tensor = self.head(self.final_norm(x))[..., : self.ids]
+        logits = self.head(self.final_norm(x))[..., : self.ids]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

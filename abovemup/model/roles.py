@@ -44,14 +44,6 @@ def tagged_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter, Tag]]:
 def specs(model: nn.Module) -> list[ParameterSpec]:
     """One ParameterSpec per distinct tensor, in a fixed order; works on the meta device."""
     return [
-        ParameterSpec(
-            name=name,
-            shape=tuple(parameter.shape),
-            base=tag.base,
-            role=tag.role,
-            norm=ROLE_NORM[tag.role],
-            init=tag.init,
-            forward=tag.forward,
-        )
+        ParameterSpec(name=name, shape=tuple(parameter.shape), norm=ROLE_NORM[tag.role], **vars(tag))
         for name, parameter, tag in tagged_parameters(model)
     ]

@@ -16,9 +16,7 @@ from abovemup.optim.composite import Composite
 from abovemup.optim.control import attach
 from abovemup.optim.routing import ADAM, Route
 from abovemup.optim.sharded import Owners, complete
-from abovemup.optim.steepest import SteepestDescent
-
-Group = dict[str, Any]
+from abovemup.optim.steepest import Group, SteepestDescent
 
 
 def build_optimizer(
@@ -39,30 +37,17 @@ def build_optimizer(
     """
     check_one_to_one(named_parameters, routes)
     options = experiment.optimizer
-    tables = group_routes(routes)
-    if options.target is not None:
-        own = [base(n, rs, named_parameters, options) | own_options(rs[0], options) for n, rs in tables.items()]
-        return ranked(users_own(options.target, own, options), owners)
-    adam: list[Group] = []
-    steepest: list[Group] = []
-    for name, members in tables.items():
-        group = base(name, members, named_parameters, options)
-        if members[0].rule == ADAM:
-            adam.append(group | adam_options(members[0], options))
-        else:
-            steepest.append(group | steepest_options(members[0], options))
+    groups = [make_group(name, members, named_parameters, options) for name, members in group_routes(routes).items()]
+    steepest = [group for group in groups if "norm" in group]
+    adam = [group for group in groups if group.get("rule") == ADAM]
     parts: list[Optimizer] = [SteepestDescent(steepest, lr=options.lr, owners=owners)] if steepest else []
     parts += [AdamW(adam, lr=options.lr)] if adam else []
-    optimizer = ranked(parts[0] if len(parts) == 1 else Composite(parts), owners)
-    if any("control" in group for group in optimizer.param_groups):
-        attach(optimizer)
-    return optimizer
-
-
-def ranked(optimizer: Optimizer, owners: Owners | None) -> Optimizer:
-    """All ranks step the same parameters."""
+    parts += [users_own(options.target, groups, options)] if options.target is not None else []
+    optimizer = parts[0] if len(parts) == 1 else Composite(parts)
     if owners is not None:
         optimizer.register_step_pre_hook(complete)
+    if any("control" in group for group in groups):
+        attach(optimizer)
     return optimizer
 
 
@@ -95,47 +80,29 @@ def group_routes(routes: Sequence[Route]) -> dict[str, list[Route]]:
     return named
 
 
-def base(name: str, routes: list[Route], parameters: Mapping[str, Parameter], options: Options) -> Group:
-    """What every group has, whatever the optimizer."""
-    lr = options.lr * routes[0].lr_mult
-    names = [route.name for route in routes]
+def make_group(name: str, routes: list[Route], parameters: Mapping[str, Parameter], options: Options) -> Group:
+    """Of routes that step alike, for the optimizer of their rule or the user's own."""
+    route, lr, names = routes[0], options.lr * routes[0].lr_mult, [route.name for route in routes]
     group = {"name": name, "names": names, "params": [parameters[n] for n in names], "lr": lr, "initial_lr": lr}
-    return group | ({} if routes[0].norm_control == "decay" else {"control": routes[0]})
-
-
-def steepest_options(route: Route, options: Options) -> Group:
-    return {
+    if options.target is not None:
+        # A weight decay that was asked for; in the group, `optimizer.args` would not override it.
+        asked = route.weight_decay != 0 and "weight_decay" not in options.args
+        return group | ({"weight_decay": route.weight_decay} if asked else {})
+    controlled = route.norm_control != "decay"
+    group |= {"eps": route.eps, "weight_decay": 0.0 if controlled else route.weight_decay}
+    group |= {"control": route} if controlled else {}
+    if route.rule == ADAM:
+        return group | {"rule": ADAM, "betas": (route.momentum, options.beta2)}
+    return group | {
         "norm": route.rule,
         "scale": route.scale,
         "momentum": route.momentum,
         "nesterov": options.nesterov,
-        "weight_decay": plain_decay(route),
-        "eps": options.eps,
         "msign_method": options.msign.method,
         "msign_steps": options.msign.steps,
         "msign_dtype": options.msign.dtype,
         "absent_rows_rest": route.role == "embedding",
     }
-
-
-def adam_options(route: Route, options: Options) -> Group:
-    return {
-        "rule": ADAM,
-        "betas": (route.momentum, options.beta2),
-        "eps": route.eps,
-        "weight_decay": plain_decay(route),
-    }
-
-
-def plain_decay(route: Route) -> float:
-    """The decay that is left to the optimizer itself."""
-    return route.weight_decay if route.norm_control == "decay" else 0.0
-
-
-def own_options(route: Route, options: Options) -> Group:
-    """A weight decay that was asked for; it stands in the group, where `optimizer.args` would not override it."""
-    asked = route.weight_decay != 0 and "weight_decay" not in options.args
-    return {"weight_decay": route.weight_decay} if asked else {}
 
 
 def users_own(target: str, groups: list[Group], options: Options) -> Optimizer:

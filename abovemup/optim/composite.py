@@ -1,6 +1,7 @@
 """Several optimizers that step as one."""
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,12 +21,10 @@ class Composite(Optimizer):
         self._share()
 
     def _share(self) -> None:
-        first = 0
+        groups = iter(self.param_groups)
         for part in self.parts:
-            last = first + len(part.param_groups)
-            part.param_groups = self.param_groups[first:last]
+            part.param_groups = list(islice(groups, len(part.param_groups)))
             part.state = self.state
-            first = last
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         if self.parts:

@@ -23,10 +23,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from abovemup.geometry.control import Limit, clip
+from abovemup.geometry.msign import whole
 from abovemup.geometry.norms import NORMS
 from abovemup.geometry.parameterization import largest_step
 from abovemup.optim.routing import Route
-from abovemup.optim.sharded import like, whole
+from abovemup.optim.sharded import like
 from abovemup.optim.steepest import stack, stacks, step_shape
 
 

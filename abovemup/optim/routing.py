@@ -54,7 +54,7 @@ def _route(spec: ParameterSpec, experiment: Experiment) -> Route:
     # Adam has no scale of its own: a factor on its step is a factor on its lr.
     lr_mult *= getattr(optimizer.lr_scale, spec.role) * (row.scale if adam else 1)
     weight_decay = optimizer.weight_decay if row.weight_decay is None else row.weight_decay
-    control = _norm_control(spec, experiment)
+    control = _norm_control(spec, experiment, weight_decay)
     own = ("adamw" if weight_decay and control == "decay" else "adam") if adam else "steepest_descent"
     return Route(
         **vars(spec),
@@ -69,7 +69,7 @@ def _route(spec: ParameterSpec, experiment: Experiment) -> Route:
     )
 
 
-def _norm_control(spec: ParameterSpec, experiment: Experiment) -> NormControl:
+def _norm_control(spec: ParameterSpec, experiment: Experiment, decay: float) -> NormControl:
     """The role's, or the optimizer's unless the role is exempt from decay."""
     optimizer = experiment.optimizer
     row = getattr(optimizer.roles, spec.role)
@@ -81,7 +81,6 @@ def _norm_control(spec: ParameterSpec, experiment: Experiment) -> NormControl:
         raise RequestError(f"{where}norm_control={control} does not reach optimizer.target: drop one of them.")
     if row.weight_decay == 0 and row.norm_control is None:
         return "decay"
-    decay = optimizer.weight_decay if row.weight_decay is None else row.weight_decay
     if decay == 0:
         raise RequestError(f"{where}norm_control={control} is as strong as {where}weight_decay, which is 0: set it.")
     if control.startswith("pre_decay") and optimizer.lr * decay > 1:

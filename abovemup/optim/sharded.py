@@ -26,14 +26,7 @@ Direct = Callable[[list[int], list[Tensor]], list[Tensor]]
 
 def local(tensor: Any) -> Tensor:
     """The part of a sharded tensor (a DTensor) that is here, as a view; another tensor is all here."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
-
-
-def whole(tensor: Any) -> Tensor:
-    """All of a sharded tensor, which all its ranks have to ask for; another tensor as it is."""
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return full
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def like(tensor: Any, full: Tensor) -> Tensor:

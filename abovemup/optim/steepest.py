@@ -86,12 +86,10 @@ class SteepestDescent(torch.optim.Optimizer):
             weights, moments = [local(p) for p in params], self._moments(group, params)
             if group["weight_decay"] != 0:
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-            here = []
-            for i, p in enumerate(params):
-                if self.owners is not None and self.owners.needs(NORMS[group["norm"]], p.shape):
-                    shared.append((group, p, moments[i]))
-                else:
-                    here.append(i)
+            ball, owners = NORMS[group["norm"]], self.owners
+            apart = [owners is not None and owners.needs(ball, p.shape) for p in params]
+            shared += [(group, p, m) for p, m, needs in zip(params, moments, apart, strict=True) if needs]
+            here = [i for i, needs in enumerate(apart) if not needs]
             self._step_group(group, [weights[i] for i in here], [moments[i] for i in here])
         if self.owners is not None and shared:
             self._step_shared(self.owners, shared)

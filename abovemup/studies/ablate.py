@@ -9,14 +9,13 @@ from abovemup.config.cadence import due, parse_tokens
 from abovemup.config.compose import compose
 from abovemup.config.conf import defaults
 from abovemup.config.errors import RequestError
-from abovemup.config.io import read_yaml
 from abovemup.config.numbers import parse_float
 from abovemup.config.schema import Experiment, NormName
 from abovemup.config.values import shown
 from abovemup.optim.routing import Route
 from abovemup.studies import budget as budgets
 from abovemup.studies.axes import Axes, Named, Settings, grid, typed, values
-from abovemup.studies.budget import Budget, found, numbers
+from abovemup.studies.budget import Budget, numbers
 from abovemup.studies.cells import Cell, cell
 from abovemup.training.routes import table
 
@@ -66,12 +65,10 @@ class Point:
 def load(name: str, overrides: list[str], config_dir: Path | None, budget: str = "pocket") -> Ablation:
     """The ablation at a budget, with what was typed: a key of an axis replaces it, another with several values is one
     more axis of arms, with one it is set in every cell. RequestError."""
-    file, limits = found("ablation", name, config_dir), budgets.load(budget, config_dir)
-    try:
-        ablation = _read(read_yaml(file), limits, config_dir, typed(overrides).get("train.seq_len"))
-    except (LookupError, AttributeError, ValueError, TypeError) as error:
-        raise RequestError(f"{file}: expected {_EXPECTED}. ({type(error).__name__}: {error})") from error
-    for key, text in typed(overrides).items():
+    with budgets.reading("ablation", name, config_dir, _EXPECTED) as tree:
+        limits, asked = budgets.load(budget, config_dir), typed(overrides)
+        ablation = _read(tree, limits, config_dir, asked.get("train.seq_len"))
+    for key, text in asked.items():
         _set(ablation, key, values(key, text, config_dir), text)
     if "data" in ablation.axes and "data.path" in ablation.fixed and "text" not in ablation.axes["data"]:
         ablation.axes["data"].append("text")
@@ -97,24 +94,12 @@ def _read(tree: dict[str, Any], budget: Budget, config_dir: Path | None, seq_len
     (length, *_) = values("train.seq_len", seq_len or fixed["train.seq_len"])
     axes.setdefault(_BATCH, [str(n // int(parse_float(length))) for n in batch])
     lr = budget.lr | {str(optimizer): values("optimizer.lr", given) for optimizer, given in tree["lr"].items()}
-    (seeds,), (size,), over = tree["seeds"], tree["size"] or [""], str(tree["over"])
+    (seeds,), (size,) = tree["seeds"], tree["size"] or [""]
+    over, question, paper, fit = (str(tree[key]) for key in ("over", "question", "paper", "fit"))
     if over not in ("size", "tokens", "arms"):
         raise ValueError(f"over: {over}")
-    return Ablation(
-        str(tree["question"]),
-        str(tree["paper"]),
-        over,
-        OUTPUT if tree["fit"] == "norm" else str(tree["fit"]),
-        budget.verdicts,
-        fixed,
-        axes,
-        named,
-        [*tree["arms"]],
-        size,
-        seeds,
-        lr,
-        [] if _TOKENS in axes else tokens,
-    )
+    fit, arms, tokens = OUTPUT if fit == "norm" else fit, [*tree["arms"]], [] if _TOKENS in axes else tokens
+    return Ablation(question, paper, over, fit, budget.verdicts, fixed, axes, named, arms, size, seeds, lr, tokens)
 
 
 def _set(ablation: Ablation, key: str, given: list[str], text: str) -> None:
@@ -151,9 +136,8 @@ def points(ablation: Ablation, config_dir: Path | None) -> Iterator[Point]:
             overrides = [f"{key}={value}" for key, value in {**settings, "optimizer.lr": lr}.items()]
             e = compose(overrides, config_dir=config_dir)
             routes = table(e)
-            layers = {route.name.removesuffix(".weight") for route in routes}
-            layer, _, norm = ablation.fit.rpartition("/")
-            if ablation.fit != "lr" and not (norm in get_args(NormName) and layer in layers):
+            layers = [route.name.removesuffix(".weight") for route in routes]
+            if ablation.fit not in ("lr", *(f"{layer}/{norm}" for layer in layers for norm in get_args(NormName))):
                 raise RequestError(f"fit: {ablation.fit} is not lr, norm, or a norm of a layer as {OUTPUT}.")
             run, arm = cell(e, overrides), tuple(at[axis] for axis in ablation.arms)
             batch, seed = e.train.batch_size * e.train.seq_len, at[ablation.seeds]

@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,13 @@ def _hydra(key: str, text: str, config_dir: Path | None) -> list[str]:
 
 
 def _log2range(text: str) -> list[str]:
-    try:
+    with suppress(ValueError, ZeroDivisionError, OverflowError):
         first, last, step = map(parse_float, text.removeprefix("log2range(").removesuffix(")").split(","))
         count = round((last - first) / step)
-    except (ValueError, ZeroDivisionError, OverflowError):
-        first, last, step, count = 0, 1, 1, 0
-    if not text.endswith(")") or not 0 <= count < 1000 or not math.isclose(first + count * step, last, abs_tol=1e-9):
-        raise RequestError(
-            f"{text}: expected log2range(first,last,step), at most 1000 steps that lead from the first to the last."
-        )
-    return [f"2^{first + i * step:g}" for i in range(count + 1)]
+        if text.endswith(")") and 0 <= count < 1000 and math.isclose(first + count * step, last, abs_tol=1e-9):
+            return [f"2^{first + i * step:g}" for i in range(count + 1)]
+    expected = "log2range(first,last,step), at most 1000 steps that lead from the first to the last"
+    raise RequestError(f"{text}: expected {expected}.")
 
 
 def grid(axes: Axes, fixed: Settings, named: Named | None = None) -> Iterator[tuple[Settings, Settings]]:

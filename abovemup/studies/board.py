@@ -39,10 +39,9 @@ def _error(log: Path) -> str:
 def announce(study: Path, cells: list[Cell]) -> None:
     """Write study.json: what all who share the folder asked for. Raises RequestError for no place of a study."""
     with alone(study):
-        known: list[Cell] = []
         with suppress(RequestError):
-            known = announced(study)
-        both = {cell.id: cell for cell in [*known, *cells]}.values()
+            cells = [*announced(study), *cells]
+        both = {cell.id: cell for cell in cells}.values()
         write_whole(study / "study.json", json.dumps({"cells": [asdict(cell) for cell in both]}, indent=1) + "\n")
 
 
@@ -66,12 +65,6 @@ def announced(study: Path) -> list[Cell]:
     raise RequestError(f"{study} is no study: it has no whole study.json. Studies lie under studies/.")
 
 
-def varying(cells: list[Cell]) -> list[str]:
-    """The keys in which the cells were asked to differ."""
-    asked = [settings(cell) for cell in cells]
-    return [key for key in dict.fromkeys(k for s in asked for k in s) if len({s.get(key) for s in asked}) > 1]
-
-
 def settings(cell: Cell) -> dict[str, str]:
     return dict(override.split("=", 1) for override in cell.overrides)
 
@@ -81,8 +74,10 @@ def rows(study: Path, cells: list[Cell], known: dict[tuple[str, int], Result] | 
 
     `known` keeps the results that are there from one call to the next.
     """
-    known, keys, table = {} if known is None else known, varying(cells), []
-    for cell in cells:
+    known, table = {} if known is None else known, []
+    asked = [settings(cell) for cell in cells]
+    varying = [key for key in dict.fromkeys(k for s in asked for k in s) if len({s.get(key) for s in asked}) > 1]
+    for cell, own in zip(cells, asked, strict=True):
         last: Record = {}
         seen = known.get(cell.id)
         if seen is None and trained(study, cell):
@@ -95,7 +90,7 @@ def rows(study: Path, cells: list[Cell], known: dict[tuple[str, int], Result] | 
             known[cell.id] = seen
         left = (cell.tokens - last.get("tokens", 0)) / last.get("tokens_per_second", math.nan)
         table.append(
-            {key: settings(cell).get(key, "") for key in keys}
+            {key: own.get(key, "") for key in varying}
             | {"status": seen.status, "step": cell.steps if seen.status == "finished" else last.get("step", 0)}
             | {"steps": cell.steps, "tokens": cell.tokens, "loss": last.get("loss", math.nan)}
             | {"val_loss": seen.loss, "output_norm": seen.output_norm}

@@ -1,5 +1,7 @@
 """How much a study may cost: the horizons, batch sizes and learning rates of its grid, and the model they are for."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,21 +31,25 @@ class Budget:
 def files(kind: str, config_dir: Path | None) -> dict[str, Path]:
     """Name -> YAML file of a kind (budget, ablation), the user's own included. RequestError for one that hides ours."""
     choices(config_dir)  # refuses a folder that is none
-    ours, theirs = (
-        {path.stem: path for path in sorted((folder / kind).glob("*.yaml"))} if folder else {}
-        for folder in (conf_dir(), config_dir)
-    )
-    for name in ours.keys() & theirs.keys():
-        raise RequestError(f"{theirs[name]}: the {kind} {name} exists already. Give the file another name.")
-    return ours | theirs
+    paths = [path for folder in (conf_dir(), config_dir) if folder for path in sorted((folder / kind).glob("*.yaml"))]
+    known: dict[str, Path] = {}
+    for path in paths:
+        if known.setdefault(path.stem, path) != path:
+            raise RequestError(f"{path}: the {kind} {path.stem} exists already. Give the file another name.")
+    return known
 
 
-def found(kind: str, name: str, config_dir: Path | None) -> Path:
-    """Raises RequestError for one that does not exist."""
-    if name in (known := files(kind, config_dir)):
-        return known[name]
-    hint = did_you_mean(name, list(known)) or f" There are: {', '.join(known)}; your own needs --config-dir."
-    raise RequestError(f"no {kind} {name}.{hint}")
+@contextmanager
+def reading(kind: str, name: str, config_dir: Path | None, expected: str) -> Iterator[dict[str, Any]]:
+    """What is in its file. Raises RequestError for one that does not exist, or lacks something."""
+    known = files(kind, config_dir)
+    if name not in known:
+        hint = did_you_mean(name, list(known)) or f" There are: {', '.join(known)}; your own needs --config-dir."
+        raise RequestError(f"no {kind} {name}.{hint}")
+    try:
+        yield read_yaml(known[name])
+    except (LookupError, AttributeError, ValueError, TypeError) as error:
+        raise RequestError(f"{known[name]}: expected {expected}. ({type(error).__name__}: {error})") from error
 
 
 def numbers(tree: dict[str, Any], key: str) -> list[int]:
@@ -53,15 +59,10 @@ def numbers(tree: dict[str, Any], key: str) -> list[int]:
 
 def load(name: str, config_dir: Path | None = None) -> Budget:
     """Raises RequestError for one that does not exist, or lacks something."""
-    file = found("budget", name, config_dir)
-    try:
-        tree = read_yaml(file)
+    with reading("budget", name, config_dir, "verdicts, tokens, batch, lr (optimizer: grid), seeds, fixed") as tree:
         lr = {str(optimizer): values("optimizer.lr", grid) for optimizer, grid in tree["lr"].items()}
         fixed, seeds = {str(key): shown(value) for key, value in tree["fixed"].items()}, values("seeds", tree["seeds"])
         tokens, batch = numbers(tree, "tokens"), numbers(tree, "batch")
         if tree["verdicts"] not in (True, False) or "train.seq_len" not in fixed:
             raise ValueError("verdicts is true or false, and fixed has train.seq_len")
         return Budget(name, tree["verdicts"], tokens, batch, lr, seeds, fixed)
-    except (LookupError, AttributeError, ValueError, TypeError) as error:
-        expected = "verdicts, tokens, batch, lr (optimizer: grid), seeds, fixed"
-        raise RequestError(f"{file}: expected {expected}. ({type(error).__name__}: {error})") from error

@@ -59,9 +59,8 @@ class Result:
         return self.status in ("finished", "diverged")
 
 
-def cell(experiment: Experiment, overrides: list[str]) -> Cell:
+def cell(e: Experiment, overrides: list[str]) -> Cell:
     """Raises RequestError for a routing table that does not exist."""
-    e = experiment
     routes = table(e)
     effect = {
         # Not its name but what it does: at the base, and often elsewhere, several do the same.
@@ -74,24 +73,20 @@ def cell(experiment: Experiment, overrides: list[str]) -> Cell:
     if e.schedule.name == "constant" and e.data.name in _WHOLE:  # a warm-up is in steps here, also one that was a share
         tree["train"] = {k: v for k, v in tree["train"].items() if k not in ("steps", "tokens")}
     digest = hashlib.sha256(json.dumps([tree, effect], sort_keys=True).encode()).hexdigest()[:12]
-    shape = f"w{e.model.width}-d{e.model.depth}"
     size, batch = sizes(routes), e.train.batch_size * e.train.seq_len
+    # About as many checkpoints as there will be: the newest, and with pow2 those at powers of two.
+    powers = e.train.steps.bit_length() if e.checkpoint.every == "pow2" else 0
+    checkpoints = e.checkpoint.keep + powers if e.checkpoint.every else 1
     return Cell(
-        name=f"{shape}-{e.optimizer.name}-lr{e.optimizer.lr:.4g}-s{e.train.seed}-{digest}",
+        name=f"w{e.model.width}-d{e.model.depth}-{e.optimizer.name}-lr{e.optimizer.lr:.4g}-s{e.train.seed}-{digest}",
         overrides=tuple(overrides),
         steps=e.train.steps,
         threads=e.train.threads,
         tokens=e.train.tokens,
         parameters=size["parameters"],
-        kept=_checkpoints(e) * (size["weights"] + (size["state"] or 0)),
+        kept=checkpoints * (size["weights"] + (size["state"] or 0)),
         passed=all(due(every, e.train.steps, batch) for every in (e.eval.every, e.norms.every)),
     )
-
-
-def _checkpoints(e: Experiment) -> int:
-    """About as many as there will be: the newest, and with pow2 those at powers of two."""
-    powers = e.train.steps.bit_length() if e.checkpoint.every == "pow2" else 0
-    return 1 if e.checkpoint.every == 0 else e.checkpoint.keep + powers
 
 
 def _set(value: Any) -> Any:

@@ -31,10 +31,11 @@ def _end_with_the_study() -> None:
     os.kill(os.getpid(), signal.SIGTERM)  # it keeps a checkpoint
 
 
-def train(study: Path, cell: Cell, config_dir: Path | None) -> NoReturn:
+def train(study: Path, cell: Cell, config_dir: Path | None, nproc: int) -> NoReturn:
     """Train a cell from where it stands, and exit with the code of `abovemup train`. All it says goes to its log."""
     run, status = place(study, cell), look(study, cell).status
-    command = ["abovemup", "train"] if config_dir is None else ["abovemup", "train", f"--config-dir={config_dir}"]
+    command = ["abovemup", "train", *([] if config_dir is None else [f"--config-dir={config_dir}"])]
+    command += [f"--nproc={nproc}"] if nproc > 1 else []
     if (run / "config.yaml").is_file() and status in ("unfinished", "failed"):
         command += [f"--resume={run}", f"train.tokens={cell.tokens}"]
     else:

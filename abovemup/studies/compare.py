@@ -18,7 +18,7 @@ from abovemup.config.numbers import parse_float
 from abovemup.config.schema import Experiment
 from abovemup.geometry.parameterization import ADAM
 from abovemup.studies import significance
-from abovemup.studies.axes import grid, typed
+from abovemup.studies.axes import Settings, grid, typed
 from abovemup.studies.board import look
 from abovemup.studies.budget import Budget
 from abovemup.studies.cells import Cell, cell, place
@@ -33,8 +33,6 @@ _OWN = ("optimizer", "schedule", "experiment", "train.batch_size", "train.tokens
 _ROUTED = {"name", "lr", "momentum", "weight_decay", "norm_control", "eps", "lr_scale", "roles"}
 _EXTRAS = ("momentum", "warmup", "decay", "lr", "head", "embedding")
 _WIDER = 2  # times that a grid may be extended
-
-Settings = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -109,9 +107,8 @@ def stages(asked: Comparison, loss: Loss) -> Iterator[list[Trial]]:
     budget, seq_len = asked.budget, next(iter(asked.arms.values())).train.seq_len
     lrs = {arm: sorted(log2(parse_float(lr)) for lr in budget.lr[arm]) for arm in asked.arms}
     batches = sorted(map(log2, budget.batch))
-    trials: list[Trial] = []
     for _ in range(1 + _WIDER * budget.verdicts):
-        trials = []
+        trials: list[Trial] = []
         for arm in lrs:
             for lr, batch in product(lrs[arm], batches):
                 settings = {"optimizer.lr": f"2^{lr:g}", "train.batch_size": str(round(2**batch) // seq_len)}

@@ -122,9 +122,8 @@ def check(over: str, experiments: Sequence[Experiment], note: Callable[[str], No
     if over == "depth":
         measured = {size: by_kind(values) for size, values in measured.items()}
     rows = list(compare(measured, over, exp)) if len(measured) > 1 else []
-    sizes, optimizer = [getattr(exp.model, over) for exp in experiments], exp.optimizer
-    name, steps = exp.parameterization.name, exp.train.steps
-    return Check(name, optimizer.name, over, sizes, steps, optimizer.lr, rows, bounds, diverged)
+    pair, sizes = (exp.parameterization.name, exp.optimizer.name), [getattr(e.model, over) for e in experiments]
+    return Check(*pair, over, sizes, exp.train.steps, exp.optimizer.lr, rows, bounds, diverged)
 
 
 def experiment(overrides: Sequence[str], over: str, size: int, steps: int) -> Experiment:
@@ -153,10 +152,8 @@ def measure(exp: Experiment) -> tuple[dict[Key, Measured], Llama, dict[str, Tens
         record = trainer.advance()
     end, inputs, logits = activations(model, tokens)
     rows = [replace(r, metric=STABILITY.get(r.metric, r.metric)) for r in report(model, before, inputs)]
-    for key, value in (record or {}).items():
-        if key.startswith(("norm/", "update/")):
-            quantity, layer, _ = key.split("/")
-            rows.append(Measured(layer, quantity, value))
+    norms = [(key.split("/"), value) for key, value in (record or {}).items() if key.startswith(("norm/", "update/"))]
+    rows += [Measured(layer, quantity, value) for (quantity, layer, _), value in norms]
     for layer, output in end.items():
         rows += [Measured(layer, "rms", rms(output)), Measured(layer, "change", rms(output - start[layer]))]
     rows += [Measured(layer, "logit", value) for layer, value in logits.items()]

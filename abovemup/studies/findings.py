@@ -1,7 +1,6 @@
 """What an ablation's runs say: points.csv, a table, a figure, and one sentence with a verdict, beside the paper's."""
 
 import math
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from abovemup.analysis.norm_fit import NEAREST
+from abovemup.analysis.norm_fit import DULL, NEAREST
 from abovemup.analysis.runs import Damaged, logged
 from abovemup.config.numbers import parse_float
 from abovemup.studies.ablate import OUTPUT, Ablation, Point
 from abovemup.studies.board import look
 from abovemup.studies.cells import Cell, place
-from abovemup.studies.transfer import DULL, Scan, drift, interval, optimum, spread, vertices
+from abovemup.studies.transfer import Scan, drift, interval, optimum, spread, vertices
 from abovemup.tracking.summary import write_summary
 
 LIMITED = 0.75  # octaves: a norm that is as near to the most that its steps allow is step-limited
@@ -34,7 +33,8 @@ def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, An
     frame.drop(columns=["arm", "h", "b", "id", "ended"]).to_csv(folder / "points.csv", index=False)
     scans = [scan_of(own, ablation.fit) for _, own in frame.groupby("arm", sort=False)]
     draw(ablation, scans, folder)
-    table = [row for scan in scans for row in rows(ablation, scan, same_runs(frame))]
+    same = same_runs(frame)
+    table = [row for scan in scans for row in rows(ablation, scan, same)]
     last = [row for row in table if row["group"] == scans[0].groups[-1] and math.isfinite(row.get("lowest", math.nan))]
     settings = (f"{key}={ablation.fixed[key]}" for key in _CONDITIONS if key in ablation.fixed)
     untuned = f"batch {frame.batch[0]:,} tokens, not tuned; " if frame.batch.nunique() == 1 else ""
@@ -42,7 +42,7 @@ def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, An
     out = {
         "question": ablation.question,
         "paper": ablation.paper,
-        "cells": dict(Counter(frame.drop_duplicates("id").ended)),
+        "cells": frame.drop_duplicates("id").ended.value_counts(sort=False).to_dict(),
         "fit": ablation.fit,
         "table": table,
         "verdicts": [*verdicts(ablation, scans)] if ablation.verdicts else [],
@@ -82,8 +82,7 @@ def _passed(folder: Path, cell: Cell, horizons: list[int]) -> tuple[str, dict[in
     status, rows = look(folder, cell).status, {}
     with suppress(Damaged):
         rows = {int(row["tokens"]): row for row in logged(place(folder, cell)) if "val/loss" in row}
-    there = {n for n in horizons if n < cell.tokens or status == "finished"}
-    return status, {n: row for n, row in rows.items() if n in there}
+    return status, {n: rows[n] for n in horizons if n in rows and (n < cell.tokens or status == "finished")}
 
 
 def scan_of(own: pd.DataFrame, fit: str) -> Scan:
@@ -105,16 +104,10 @@ def scan_of(own: pd.DataFrame, fit: str) -> Scan:
     norms = [key for key in own if "/" in str(key) and len(there) and there[key].gt(0).all()]
     x = {str(key): dense(np.log2(own[key].astype(float))) for key in norms}
     x |= {key: dense(np.log2(own.lr) + power * np.log2(own.tokens / own.batch)) for key, power in DULL.items()}
-    groups = own.drop_duplicates(["size", "h"])
-    return Scan(
-        own.arm.iloc[0],
-        [f"{size} {n:,}".strip() for size, n in zip(groups["size"], groups.tokens, strict=True)],
-        known["b"],
-        np.log2(known["lr"]),
-        dense(own.val_loss),
-        x,
-        dense(own.step_limited & (fit != "lr"), False),
-    )
+    each = own.drop_duplicates(["size", "h"])
+    groups = [f"{size} {n:,}".strip() for size, n in zip(each["size"], each.tokens, strict=True)]
+    limited = dense(own.step_limited & (fit != "lr"), False)
+    return Scan(own.arm.iloc[0], groups, known["b"], np.log2(known["lr"]), dense(own.val_loss), x, limited)
 
 
 def rows(ablation: Ablation, scan: Scan, same: dict[Any, Any]) -> Iterator[dict[str, Any]]:
@@ -152,8 +145,7 @@ def verdicts(ablation: Ablation, scans: list[Scan]) -> Iterator[dict[str, Any]]:
         if ablation.over == "tokens":
             parts = {s: replace(scan.pick(at), same_runs=True) for s, at in zip(sizes, index, strict=True)}
         for size, part in parts.items():
-            of_lr = ablation.fit == "lr"
-            found = drift(part, ablation.over) if of_lr else spread(part, ablation.fit, ablation.over)
+            found = drift(part, ablation.over) if ablation.fit == "lr" else spread(part, ablation.fit, ablation.over)
             yield found | {"name": " ".join([*scan.arm, *([size] if len(parts) > 1 else [])]) or "it"}
 
 
@@ -200,10 +192,8 @@ def _compared(rows: list[dict[str, Any]], gains: dict[str, Any] | None) -> str:
     best, noise = rows[0], float(np.max([row["noise"] for row in rows]))  # nan if one is
     names = [" ".join([*row["arm"], f"({row['reason']})" * (row["reason"] in _UNTUNED)]).strip() for row in rows]
     far = [f"{name} {row['lowest'] - best['lowest']:+.4f}" for name, row in zip(names, rows, strict=True)][1:_MOST]
-    each = (
-        ", ".join(f"{row['noise']:.4f} {name}" for name, row in zip(names, rows, strict=True)) if len(rows) < 4 else ""
-    )
-    sure = "one seed: no claim" if math.isnan(noise) else f"noise of seeds {each or f'{noise:.4f}'}"
+    each = ", ".join(f"{row['noise']:.4f} {name}" for name, row in zip(names, rows, strict=True))
+    sure = "one seed: no claim" if math.isnan(noise) else f"noise of seeds {each if len(rows) < 4 else f'{noise:.4f}'}"
     told = f"The best tuned loss at {best['group']} is {best['lowest']:.4f}, of {names[0]}"
     if gains:
         sure += (
@@ -220,9 +210,10 @@ def draw(ablation: Ablation, scans: list[Scan], folder: Path) -> None:
 
     one = all(len(scan.lrs) == 1 for scan in scans)
     best = sorted(scans, key=lambda scan: np.nan_to_num(scan.losses, nan=math.inf).min())[: None if one else _MOST]
-    columns = 1 if one else min(4, len(best))
-    figure = Figure(figsize=(3.4 * columns, 2.9 * -(-len(best) // columns)), layout="constrained")
-    panels = figure.subplots(-(-len(best) // columns) if not one else 1, columns, squeeze=False, sharey=True).flat
+    count = 1 if one else len(best)
+    columns, lines = min(4, count), -(-count // 4)
+    figure = Figure(figsize=(3.4 * columns, 2.9 * lines), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
     for scan, axes in zip(best, [*panels] * (len(best) if one else 1), strict=False):
         axes.set(title="" if one else " ".join(scan.arm), xlabel=f"log2 {ablation.fit}", ylabel="validation loss")
         for i, label in enumerate(scan.groups):

@@ -49,18 +49,21 @@ def no_main() -> Iterator[None]:
 
 
 class Local:
-    def __init__(self, study: Path, config_dir: Path | None, cells: "list[Cell]", per_gpu: int | None) -> None:
-        """`per_gpu`: as many share one. Raises RequestError for that without a GPU."""
+    def __init__(
+        self, study: Path, config_dir: Path | None, nproc: int, cells: "list[Cell]", per_gpu: int | None
+    ) -> None:
+        """A cell is `nproc` processes; `per_gpu` cells share a GPU. Raises RequestError for that without one."""
         import torch
 
-        self.study, self.config_dir = study, config_dir
+        self.study, self.config_dir, self.nproc = study, config_dir, nproc
         on_gpu = any("train.device=cpu" not in cell.overrides for cell in cells)
         gpus = [str(i) for i in range(torch.cuda.device_count())] if on_gpu else []
         named = os.environ.get("CUDA_VISIBLE_DEVICES")
         self.gpus = named.split(",")[: len(gpus)] if named else gpus
         if per_gpu and not gpus:
             raise RequestError("--cells-per-gpu: these cells have no GPU here. Leave it out.")
-        self.jobs = len(gpus) * (per_gpu or 1) or max(1, cores() // max(cell.threads for cell in cells))
+        free = len(gpus) * (per_gpu or 1) or cores() // max(cell.threads for cell in cells)
+        self.jobs = max(1, free // nproc)
 
     def find(self, cell: "Cell") -> "Child | None":
         return None  # a child does not outlive the study that started it
@@ -71,8 +74,9 @@ class Local:
 
         environment = {**os.environ, "OMP_NUM_THREADS": str(cell.threads)}
         if self.gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = self.gpus[number % len(self.gpus)]
-        process = warm().Process(target=begin, args=(environment, self.study, cell, self.config_dir))
+            turn = range(number * self.nproc, (number + 1) * self.nproc)
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[i % len(self.gpus)] for i in turn)
+        process = warm().Process(target=begin, args=(environment, self.study, cell, self.config_dir, self.nproc))
         with no_main():
             process.start()
         return Child(process)

@@ -66,7 +66,7 @@ def _warm(experiment: Experiment) -> Trainer:
 
     corpus: Any = SimpleNamespace(batch=noise, bytes_per_token=None, epoch=int, bits_per_byte=lambda _: None)
     corpus.coder = SimpleNamespace(size=e.model.vocab_size, eot=0)
-    corpus.validation = lambda: noise(0, min(windows, e.eval.batch))
+    corpus.validation = noise(0, min(windows, e.eval.batch))
     endless, never = replace(e.train, steps=2**40), replace(e.eval, every=0)
     trainer = Trainer(replace(e, train=endless, eval=never, norms=replace(e.norms, every=0)), corpus)
     trainer.advance()

@@ -52,7 +52,7 @@ class Pool:
     retry: Collection[str] = ()
     show: Callable[[str], None] = lambda text: None
     running: list[Job] = field(default_factory=list)
-    seconds: dict[float, float] = field(default_factory=dict)  # cost of a cell -> what the last such cell took
+    seconds: dict[float, float] = field(default_factory=dict)  # cost of a cell -> what such cells took at most
 
     def train(self, cells: list[Cell]) -> int:
         """Train, in their order, the cells that have no result. Returns 0, or 128 + the signal that ended it.
@@ -122,7 +122,8 @@ class Pool:
                 why = found.error or ended
                 self.say(f"{job.cell.name} failed: {why} (its log: {self.folder}/logs/{job.cell.name}.log)", True)
                 continue
-            self.seconds[job.cell.cost] = took
+            # The longest: one that went on from a checkpoint took less than it costs.
+            self.seconds[job.cell.cost] = max(took, self.seconds.get(job.cell.cost, 0))
             told = f"loss {found.loss:.4f}" if found.status == "finished" else found.status
             self.say(self.progress(total, waiting, job.cell.name, told, f"{took:.0f} s"), False)
 

@@ -85,9 +85,7 @@ def pairs(arms: dict[str, Row], tokens: list[int], verdicts: bool) -> list[Row]:
 def sentence(arms: dict[str, Row], pairs: list[Row], conditions: str) -> str:
     """The best arm against each other one. Where only some have momentum, it is said of each."""
     mixed, told = len({row["momentum"] > 0 for row in arms.values()}) > 1, []
-    name = {
-        arm: f"{arm} ({'with' if row['momentum'] else 'no'} momentum)" if mixed else arm for arm, row in arms.items()
-    }
+    name = {a: f"{a} ({'with' if row['momentum'] else 'no'} momentum)" if mixed else a for a, row in arms.items()}
     for row in pairs[: len(arms) - 1]:
         a, b = name[row["better"]], name[row["worse"]]
         size = f"{row['difference']:.4f} +- {row['half']:.4f} nats (Holm p = {row['holm']:.2g})"

@@ -22,8 +22,8 @@ from abovemup.config.site import site, site_file
 from abovemup.studies.cells import Cell
 from abovemup.studies.child import train
 
-# Those of Hydra's launcher plugin for submitit, but for several nodes or tasks: a cell is one process. Where there is
-# no default here it is submitit's, or Slurm's.
+# Those of Hydra's launcher plugin for submitit, but for several nodes or tasks: a cell is one, of --nproc processes.
+# Where there is no default here it is submitit's, or Slurm's.
 OPTIONS = [
     "partition", "account", "qos", "constraint", "exclude", "gres", "comment", "setup", "additional_parameters",
     "cpus_per_task", "cpus_per_gpu", "gpus_per_node", "gpus_per_task", "mem_gb", "mem_per_cpu",
@@ -49,11 +49,11 @@ def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 class Slurm:
-    def __init__(self, study: Path, config_dir: Path | None, asked: Mapping[str, Any]) -> None:
+    def __init__(self, study: Path, config_dir: Path | None, nproc: int, asked: Mapping[str, Any]) -> None:
         """`asked`: of OPTIONS; what the site file says is its default. Raises RequestError where there is no Slurm."""
         if shutil.which("squeue") is None:
             raise RequestError("--launcher slurm: there is no squeue here. Start the study on a login node.")
-        self.study, self.config_dir = study.absolute(), config_dir and config_dir.absolute()
+        self.study, self.config_dir, self.nproc = study.absolute(), config_dir and config_dir.absolute(), nproc
         self.asked: dict[str, Any] = _DEFAULTS | options(site().launcher, f"{site_file()}: launcher.")
         self.asked |= options(asked, "launcher.")
         self.jobs: int = self.asked.pop("array_parallelism")
@@ -68,7 +68,7 @@ class Slurm:
         """Raises RequestError for what submitit or sbatch refuses."""
         from submitit import AutoExecutor
 
-        own = {"cpus_per_task": cell.threads, "job_name": self.name(cell)}
+        own = {"cpus_per_task": cell.threads * self.nproc, "job_name": self.name(cell)}
         asked: dict[str, Any] = {f"slurm_{key}": value for key, value in (own | self.asked).items()}
         setup = ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK", f"export OMP_NUM_THREADS={cell.threads}"]
         theirs = asked.pop("slurm_setup", [])
@@ -76,7 +76,7 @@ class Slurm:
         try:
             executor = AutoExecutor(folder, "slurm", slurm_max_num_timeout=legs)
             executor.update_parameters(**asked, slurm_setup=setup + ([theirs] if isinstance(theirs, str) else theirs))
-            job = executor.submit(Task(), self.study, cell, self.config_dir).job_id
+            job = executor.submit(Task(), self.study, cell, self.config_dir, self.nproc).job_id
         except (AssertionError, TypeError, ValueError, RuntimeError) as error:
             raise RequestError(f"--launcher slurm: {' '.join(str(error).split())} (launcher.*, site file)") from error
         self.seen[job] = self.name(cell), "PENDING"

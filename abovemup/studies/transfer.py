@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from abovemup.analysis.norm_fit import NEAREST, FitRefused, parabola
+from abovemup.analysis.norm_fit import DULL, NEAREST, Array, FitRefused, parabola
 from abovemup.studies.significance import paired
 
-Array = NDArray[np.float64]
-DULL = {"lr": 0.0, "lr x sqrt(steps)": 0.5, "lr x steps": 1.0}  # what a norm must beat: the power of steps
 NEEDED = {"size": 3, "tokens": 4}  # groups for a verdict on spreads
 SURE = 0.95  # of the bootstrap
 _DRAWS = {"seeds": 2000, "runs": 100}  # few draws of seeds are distinct
@@ -166,7 +164,7 @@ def spread(scan: Scan, name: str, over: str) -> dict[str, Any]:
             x = np.array([x[0], *([optimum(seed, of, group)["x"] for group in range(x.shape[1])] for seed in alone)])
         spreads[of], regrets[of] = x.std(axis=1), (bends * (x - x.mean(axis=1, keepdims=True)) ** 2).mean(axis=1)
         out["spreads"][of] = [float(spreads[of][0]), *shown, float(regrets[of][0])]
-    out["step"] = float(np.diff(scan.lrs).min()) if len(scan.lrs) > 1 else math.nan
+    out["step"] = float(np.diff(scan.lrs).min())
     own, regret = spreads.pop(name), regrets.pop(name)
     dull = np.min([regrets[of] for of in DULL], axis=0) * (1 - 1e-6)  # a norm that is but lr is none
     if _surely(own, np.min([*spreads.values()], axis=0), len(alone)) and _surely(regret, dull, len(alone)):

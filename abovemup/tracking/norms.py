@@ -9,17 +9,10 @@ import torch
 from torch import Tensor
 
 from abovemup.config.schema import NormName
-from abovemup.geometry.msign import wide
+from abovemup.geometry import spectrum
+from abovemup.geometry.msign import whole, wide
 from abovemup.geometry.norms import NORMS, frobenius
 from abovemup.geometry.roles import ParameterSpec
-from abovemup.geometry.spectrum import (
-    BLOCK,
-    condition_number,
-    effective_rank,
-    largest_singular_value,
-    singular_values,
-    stable_rank,
-)
 
 BATCH = 2**24  # elements in one batched call: bounds the memory of the stack and its float64 copies
 EXACT = 512  # the smaller side up to which a largest singular value is exact, from the Gram matrix
@@ -35,9 +28,9 @@ PASS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 # Of their singular values besides, rising; those of SPECTRUM need all: the Gram matrix at any size.
 SPECTRAL: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "rms_to_rms": lambda W, A, sigma: sigma[:, -1] / NORMS["rms_to_rms"].radius(A.shape),
-    "stable_rank": lambda W, A, sigma: stable_rank(frobenius(W), sigma[:, -1]),
-    "effective_rank": lambda W, A, sigma: effective_rank(sigma),
-    "condition_number": lambda W, A, sigma: condition_number(sigma),
+    "stable_rank": lambda W, A, sigma: spectrum.stable_rank(frobenius(W), sigma[:, -1]),
+    "effective_rank": lambda W, A, sigma: spectrum.effective_rank(sigma),
+    "condition_number": lambda W, A, sigma: spectrum.condition_number(sigma),
 }
 SPECTRUM = ("effective_rank", "condition_number")
 Which = Literal["role", "all"] | Sequence[NormName]
@@ -66,15 +59,12 @@ class NormTracker:
         vocab_size: int | None = None,
         which: Which = "role",
     ):
-        wanted = get_args(NormName) if which == "all" else () if which == "role" else which
+        self.wanted = get_args(NormName) if which == "all" else () if which == "role" else which
         self.routes = routes
         self.parameters = [named[route.name] for route in routes]
         self.rows = [vocab_size if route.role in ("embedding", "head") else None for route in routes]
-        self.names: list[list[str]] = []  # the norms of each, its role's first
         self.groups: dict[tuple[str, torch.Size], list[int]] = {}
         for i, (route, tensor) in enumerate(zip(routes, self.tensors(), strict=True)):
-            fitting = wanted if tensor.ndim > 1 else [name for name in wanted if name in VECTOR]
-            self.names.append(list(dict.fromkeys([route.norm, *fitting])))
             self.groups.setdefault((route.norm, tensor.shape), []).append(i)
         self.exact = EXACT
         self.blocks: dict[str, Tensor] = {}
@@ -82,7 +72,7 @@ class NormTracker:
 
     def tensors(self) -> list[Tensor]:
         """What is measured: the weights as they are now, without the padding."""
-        return [whole(p)[:rows] for p, rows in zip(self.parameters, self.rows, strict=True)]
+        return [whole(p.detach())[:rows] for p, rows in zip(self.parameters, self.rows, strict=True)]
 
     def before_step(self) -> None:
         """Keep a copy of the weights, for `updates`."""
@@ -112,7 +102,7 @@ class NormTracker:
             return {f"{norm}_dual": NORMS[norm].dual_norm(G)}
 
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return self._values("grad", lambda i: whole(grads[i])[: self.rows[i]], duals)
+        return self._values("grad", lambda i: whole(grads[i].detach())[: self.rows[i]], duals)
 
     def _values(
         self, kind: str, tensor: Callable[[int], Tensor], measure: Callable[[Tensor, list[int]], dict[str, Tensor]]
@@ -135,37 +125,32 @@ class NormTracker:
         return dict(zip(keys, together, strict=True))
 
     def _norms(self, W: Tensor, batch: list[int], keep: bool = False) -> dict[str, Tensor]:
-        """Every norm of `names` of the members of `batch`, stacked; `keep` is for weights, whose blocks go on."""
-        W, names = wide(W), self.names[batch[0]]
-        A = W.mT if self.routes[batch[0]].norm == "one_to_rms" else W  # the operator, of a matrix
+        """The norms of the members of `batch`, stacked, its role's first; `keep` is for weights, whose blocks go on."""
+        W, own = wide(W), self.routes[batch[0]].norm
+        names = dict.fromkeys([own, *(name for name in self.wanted if W.ndim > 2 or name in VECTOR)])
+        A = W.mT if own == "one_to_rms" else W  # the operator, of a matrix
         values = {name: PASS[name](W, A) for name in names if name in PASS}
         if spectral := [name for name in names if name not in PASS]:
             every = any(name in SPECTRUM for name in spectral)
-            spectrum = singular_values(W) if every else self._largest(W, batch, keep)[:, None]
-            values |= {name: SPECTRAL[name](W, A, spectrum) for name in spectral}
+            sigma = spectrum.singular_values(W) if every else self._largest(W, batch, keep)[:, None]
+            values |= {name: SPECTRAL[name](W, A, sigma) for name in spectral}
         return {name: values[name] for name in names}
 
     def _largest(self, W: Tensor, batch: list[int], keep: bool) -> Tensor:
         side = min(W.shape[-2:])
         if side <= self.exact:
-            return singular_values(W)[:, -1]
+            return spectrum.singular_values(W)[:, -1]
         names = [self.routes[i].name for i in batch]
         starts = torch.stack([cold_block(name, side) for name in names]).to(W.device)
         if keep and names[0] in self.blocks:
             warm = torch.stack([self.blocks[name].to(W.device) for name in names])
             starts = torch.cat([warm, starts[..., warm.shape[-1] :]], -1)  # what is random finds what is new
-        sigma, blocks = largest_singular_value(W, starts)
+        sigma, blocks = spectrum.largest_singular_value(W, starts)
         if keep:
             self.blocks |= dict(zip(names, blocks, strict=True))
         return sigma
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The tensor itself, of one that is sharded (a DTensor) all of it."""
-    tensor = tensor.detach()
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
 def cold_block(name: str, side: int) -> Tensor:
     """Random vectors (side, BLOCK) of a parameter's own: the same in every run, and no random state is touched."""
-    return torch.randn(side, BLOCK, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))
+    return torch.randn(side, spectrum.BLOCK, generator=torch.Generator().manual_seed(zlib.crc32(name.encode())))

@@ -37,7 +37,6 @@ class Terminal:
     def __init__(self, console: Console, title: str, steps: int, tokens_per_step: int) -> None:
         self.console, self.title = console, title
         self.steps, self.step = steps, 0
-        self.every = max(steps // LINES, 1)  # steps between two plain lines
         self.tokens_per_step = tokens_per_step
         self.tokens, self.losses = array("d"), array("d")  # as numpy reads them without a copy, many times a second
         self.latest: Record = {}
@@ -58,7 +57,7 @@ class Terminal:
         if speed := record.get("tokens_per_second"):
             self.speed = speed if self.speed is None else 0.9 * self.speed + 0.1 * speed
         waited = time.monotonic() - self.shown
-        plain = self.step % self.every == 0 or "val/loss" in record or waited > SILENCE
+        plain = self.step % max(self.steps // LINES, 1) == 0 or "val/loss" in record or waited > SILENCE
         if self.step == self.steps or (plain if self.live is None else waited >= REFRESH):
             if self.live is not None:
                 self._guard(self._draw)
@@ -142,13 +141,9 @@ def plot_lines(tokens: "array[float]", losses: "array[float]", total: int, width
     columns = [float(s / n) if n else None for s, n in zip(sums, counts, strict=True)]
     known = [y for y in columns if y is not None]
     labels = [f"{max(known):7.3f}"] + [" " * 7] * (height - 2) + [f"{min(known):7.3f}"]
-    drawing = braille(columns, height)
-    end = f"{si(total)} tokens"
-    axis = " " * 8 + "0" + end.rjust(width - 9)
-    return [
-        *(Text.assemble((a, "dim"), " ", (b, "cyan")) for a, b in zip(labels, drawing, strict=True)),
-        Text(axis, style="dim"),
-    ]
+    pairs = zip(labels, braille(columns, height), strict=True)
+    axis = " " * 8 + "0" + f"{si(total)} tokens".rjust(width - 9)
+    return [*(Text.assemble((a, "dim"), " ", (b, "cyan")) for a, b in pairs), Text(axis, style="dim")]
 
 
 def closing_lines(summary: Summary) -> list[str]:

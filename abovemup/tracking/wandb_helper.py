@@ -36,10 +36,8 @@ def per_role(record: Record) -> Record:
     `norm/hidden/min` is in the role's norm, which is the first of each layer; others are `norm/hidden/<norm>/min`.
     """
     parts = {key: match.groups() for key in record if (match := OF_LAYER.fullmatch(key))}
-    roles: dict[str, str] = {}
-    for kind, layer, norm in parts.values():
-        if kind == "norm":
-            roles.setdefault(layer, ROLE.get(norm, ""))
+    # The first of a layer counts, and so comes last here.
+    roles = {layer: ROLE.get(norm, "") for kind, layer, norm in reversed(parts.values()) if kind == "norm"}
     row: Record = {}
     groups = defaultdict[str, list[float]](list)
     for key, value in record.items():

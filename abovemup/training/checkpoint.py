@@ -125,20 +125,15 @@ def load(path: Path) -> State:
 
     Raises RequestError when it is whole but lacks a part of the state.
     """
-    rest = _read(path / "state.pt")
+    rest = read(path / "state.pt")
     if missing := [key for key in ("step", "tokens", "rng", "last_row", "pending") if key not in rest]:
         raise RequestError(f"{path} lacks {', '.join(missing)}: it cannot be continued exactly. Choose another @STEP.")
-    return State(model=load_model(path), optimizer=_read(path / "optimizer.pt"), **rest)
+    return State(model=read(path / "model.pt"), optimizer=read(path / "optimizer.pt"), **rest)
 
 
-def load_model(path: Path) -> dict[str, Tensor]:
-    """The weights of a complete checkpoint alone."""
-    return _read(path / "model.pt")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return content
+def read(path: Path) -> dict[str, Any]:
+    """One of the files of a complete checkpoint."""
+    return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def choose(run: Path, step: int | None = None, warn: Callable[[str], None] = lambda text: None) -> Path | None:

@@ -3,17 +3,19 @@
 import resource
 import sys
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
 from abovemup.config.errors import RequestError
-from abovemup.config.schema import Experiment, Train
+from abovemup.config.schema import Experiment
 
 
-def device(train: Train) -> Literal["cpu", "cuda", "mps"]:
-    """`auto` is a CUDA GPU where there is one, else the CPU. Raises RequestError for a device that is not there."""
-    kind = train.device
+def placed(experiment: Experiment) -> Experiment:
+    """`experiment` with its device settled: `auto` is a CUDA GPU where there is one, else the CPU.
+
+    Raises RequestError for a device that is not there.
+    """
+    kind = experiment.train.device
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda" and not torch.cuda.is_available():
@@ -21,12 +23,7 @@ def device(train: Train) -> Literal["cpu", "cuda", "mps"]:
         raise RequestError(f"train.device=cuda: {built} (torch {torch.__version__}). Use train.device=cpu.")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise RequestError("train.device=mps: there is no Apple GPU here. Use train.device=cpu.")
-    return kind
-
-
-def placed(experiment: Experiment) -> Experiment:
-    """`experiment` with its device settled. Raises RequestError."""
-    return replace(experiment, train=replace(experiment.train, device=device(experiment.train)))
+    return replace(experiment, train=replace(experiment.train, device=kind))
 
 
 def memory(where: torch.device) -> int:

@@ -20,8 +20,8 @@ def generate(run: str, prompt: str, tokens: int, temperature: float, seed: int) 
         raise RequestError(f"{folder} has no whole checkpoint yet. Let it train until its first one.")
     coder = open_coder(exp, folder)
     model = Llama(exp.model, exp.parameterization)
-    model.eot = coder.eot if exp.data.pack == "document" else None
-    weights = checkpoint.load_model(path)
+    model.ids, model.eot = coder.size, coder.eot if exp.data.pack == "document" else None
+    weights = checkpoint.read(path / "model.pt")
     if exp.model.tie_embeddings:
         weights |= {"head.weight": weights["embedding.weight"]}
     try:
@@ -35,5 +35,5 @@ def write(model: Llama, coder: Coder, prompt: str, tokens: int, temperature: flo
     """A document that begins with `prompt`, and `tokens` tokens more; the last `context` tokens are seen."""
     begun = coder.encode(prompt)
     generator = torch.Generator().manual_seed(seed)
-    ids = sample(model, [coder.eot, *begun], tokens, temperature, generator, context=context, vocab=coder.size)
+    ids = sample(model, [coder.eot, *begun], tokens, temperature, generator, context)
     return coder.decode([*begun, *ids])

@@ -154,11 +154,9 @@ def with_schedule(new: Experiment, old: Experiment) -> Experiment:
 
 def amount(folder: Path | None) -> Amount | None:
     """What the run in `folder` has of a remote source; None for a new run, and where nothing is known."""
-    try:
-        if folder is not None:
+    if folder is not None:
+        with suppress(OSError, ValueError, LookupError, TypeError):  # `check_origin` says what is wrong
             return Amount(*json.loads((folder / "summary.json").read_text())["data"]["source"]["amount"])
-    except (OSError, ValueError, LookupError, TypeError):  # `check_origin` says what is wrong
-        pass
     return None
 
 

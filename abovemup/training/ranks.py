@@ -44,13 +44,9 @@ class Ranks:
 
     def __init__(self, rank: int = 0, world: int = 1, store: dist.Store | None = None) -> None:
         self.rank, self.world, self.store = rank, world, store
+        self.first = rank == 0  # the one that prints and writes
         self.launcher = os.getppid()
         self.ending = False
-
-    @property
-    def first(self) -> bool:
-        """Whether this is rank 0: the one that prints and writes."""
-        return self.rank == 0
 
     # ---- what they agree on ----
 
@@ -60,8 +56,7 @@ class Ranks:
             return [list(values)]
         found = torch.empty(self.world * len(values), dtype=torch.float64)
         dist.all_gather_single(found, torch.tensor(values, dtype=torch.float64))
-        rows: list[list[float]] = found.view(self.world, -1).tolist()
-        return rows
+        return found.view(self.world, -1).tolist()
 
     def largest(self, value: int) -> int:
         return int(max(found for [found] in self.gather([value])))

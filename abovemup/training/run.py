@@ -21,7 +21,6 @@ from abovemup.data.corpus import open_corpus
 from abovemup.data.recipe import keep
 from abovemup.data.split import Amount
 from abovemup.tracking import jsonl
-from abovemup.tracking.jsonl import JsonlSink
 from abovemup.tracking.records import Record
 from abovemup.tracking.summary import environment, write_summary
 from abovemup.tracking.terminal import Terminal
@@ -30,7 +29,7 @@ from abovemup.training import checkpoint, lineage
 from abovemup.training.device import placed
 from abovemup.training.evaluate import Interrupted
 from abovemup.training.generate import write
-from abovemup.training.ranks import ALONE, Ranks, Silent, join
+from abovemup.training.ranks import Ranks, Silent, join
 from abovemup.training.signals import Stop
 from abovemup.training.trainer import Diverged, Trainer, out_of_memory
 
@@ -67,17 +66,14 @@ def train(
         start = lineage.start(overrides, config_file, config_dir, resume, branch)
         exp, source = ranks.settle(start.experiment, overrides), start.source
         folder = start.origin if resume is not None else None  # None: a new one
-        if folder is not None:
-            if ranks.first:
-                stack.callback(lock(folder).release)
-        else:
-            if not any(o.lstrip("+").startswith("run.") for o in overrides):
-                exp = replace(exp, run=Run(name=None, dir=None))  # a repeated run gets a folder of its own
-            if ranks.first:
-                free_folder(exp)
-        batch_tokens = exp.train.batch_size * exp.train.seq_len
+        if folder is None and not any(o.lstrip("+").startswith("run.") for o in overrides):
+            exp = replace(exp, run=Run(name=None, dir=None))  # a repeated run gets a folder of its own
+        if ranks.first and folder is None:
+            free_folder(exp)
+        elif ranks.first and folder is not None:
+            stack.callback(lock(folder).release)
         console = Console(stderr=json_output, quiet=not ranks.first)
-        terminal = Terminal(console, title(exp), exp.train.steps, batch_tokens)
+        terminal = Terminal(console, title(exp), exp.train.steps, exp.train.batch_size * exp.train.seq_len)
         if folder is not None:
             source = lineage.resumed_checkpoint(folder, start.step, lambda text: terminal.note(f"warning: {text}"))
             if source is None:
@@ -112,7 +108,7 @@ def title(exp: Experiment) -> str:
     return f"{size}, {exp.parameterization.name}, {optimizer.name} lr {optimizer.lr:g}, data {exp.data.name}"
 
 
-def build(exp: Experiment, stop: Stop, terminal: Terminal, amount: Amount | None, ranks: Ranks = ALONE) -> Trainer:
+def build(exp: Experiment, stop: Stop, terminal: Terminal, amount: Amount | None, ranks: Ranks) -> Trainer:
     """Data (of a remote source `amount`, or what the run needs), model and optimizer, as initialised."""
     # Written down, so that a run that goes on where there is a GPU does not move to it by itself.
     exp = placed(exp)
@@ -190,11 +186,10 @@ class Leg:
         self.last: Record = {}  # of each key the newest value, over all legs
         self.best_val = math.inf
         self.checkpointed: int | None = None  # the step of the newest checkpoint of this leg
-        self.last_row: int | None = None  # of metrics.jsonl
 
     def run(self, last_row: int | None) -> Outcome:
         """Train to the end, to a stop or to a divergence; leave the run directory whole in each case."""
-        self.last_row = last_row
+        self.last_row = last_row  # of metrics.jsonl
         if self.ranks.first:
             self.open(last_row)
         try:
@@ -223,7 +218,7 @@ class Leg:
                 self.tally(row)
         io.save(self.exp, self.folder / "config.yaml")
         self.summarise("running")
-        self.jsonl = JsonlSink(metrics, last_row)
+        self.jsonl = jsonl.JsonlSink(metrics, last_row)
         self.wandb = WandbSink(self.folder, self.exp, self.terminal.note)
 
     def loop(self) -> str:
@@ -286,11 +281,12 @@ class Leg:
             self.terminal.note(f"diverged: a weight or a momentum is not finite after step {trainer.t}.")
             return False
         if self.ranks.first:
-            with trainer.paused():
-                self.jsonl.sync()
-                checkpoint.save(folder, state)
-                # Powers of two are points to branch from.
-                checkpoint.prune(folder, self.exp.checkpoint.keep, lambda step: due("pow2", step, trainer.batch_tokens))
+            start = time.perf_counter()
+            self.jsonl.sync()
+            checkpoint.save(folder, state)
+            # Powers of two are points to branch from.
+            checkpoint.prune(folder, self.exp.checkpoint.keep, lambda step: due("pow2", step, trainer.batch_tokens))
+            trainer.clock += time.perf_counter() - start  # no time of training
         self.checkpointed = trainer.t
         return True
 

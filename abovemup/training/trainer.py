@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,13 @@ from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.data.corpus import Corpus
+from abovemup.geometry.msign import whole
 from abovemup.model.llama import Llama
 from abovemup.model.roles import specs
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from abovemup.optim.schedule import factor
-from abovemup.optim.sharded import like, local, whole
+from abovemup.optim.sharded import like, local
 from abovemup.optim.state import load_state_by_name, state_by_name
 from abovemup.tracking.norms import NormTracker
 from abovemup.tracking.records import Record
@@ -73,7 +73,7 @@ class Trainer:
         self.optimizer = build_optimizer(self.parameters, routes, exp, owners)
         self.norms = NormTracker(self.parameters, routes, corpus.coder.size, exp.norms.which)
         self.validation = corpus.validation
-        self._clock, self._clock_t = time.perf_counter(), 0
+        self.clock, self.clock_t = time.perf_counter(), 0  # since when, and which step, throughput is counted
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.exp.train.dtype == "bfloat16")
@@ -97,10 +97,13 @@ class Trainer:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self.optimizer.zero_grad(set_to_none=True)
             raise Diverged(record, self.bad)
-        norms = self._norms_due(t)
+        last = t == self.exp.train.steps
+        norms = t == 1 or last or due(self.exp.norms.every, t, self.batch_tokens)
         if norms and self.exp.norms.gradients:
             record |= self.norms.gradients()
-        self.clip(grad_norm)
+        clip = self.exp.optimizer.clip
+        if clip is not None and clip < grad_norm:
+            torch._foreach_mul_(self.grads(), clip / grad_norm)
         if norms:
             self.norms.before_step()
         self.optimizer.step()
@@ -108,34 +111,32 @@ class Trainer:
         self.t = t
         if norms:
             record |= self.norms.weights() | self.norms.updates()
-        if self._eval_due(t):
+        if last or due(self.exp.eval.every, t, self.batch_tokens):
             self.pending = record
-        elif t % self.exp.tracking.every and not norms and t != self.exp.train.steps:
+        elif t % self.exp.tracking.every and not norms:
             return None
         return self.finish_row(record)
 
     def initial_row(self) -> Record:
         """The row before the first step of a run: norms and validation loss of what it starts from."""
-        record: Record = {"step": self.t, "tokens": self.t * self.batch_tokens} | self.norms.weights()
-        self.pending = record
-        return self.finish_row(record)
+        self.pending = {"step": self.t, "tokens": self.t * self.batch_tokens} | self.norms.weights()
+        return self.finish_row(self.pending)
 
     def finish_row(self, record: Record) -> Record:
         """Add what takes time: throughput, memory and, when the row waits for it, the evaluation."""
-        if self.t > self._clock_t:
-            elapsed = max(time.perf_counter() - self._clock, 1e-9)
-            record["tokens_per_second"] = (self.t - self._clock_t) * self.batch_tokens / elapsed
+        if self.t > self.clock_t:
+            elapsed = max(time.perf_counter() - self.clock, 1e-9)
+            record["tokens_per_second"] = (self.t - self.clock_t) * self.batch_tokens / elapsed
             record["memory"] = self.ranks.largest(memory(self.device))
         if self.pending is not None:
-            with self.paused():
-                record |= self.evaluate()
+            record |= self.evaluate()
             self.pending = None
-        self._clock, self._clock_t = time.perf_counter(), self.t
+        self.clock, self.clock_t = time.perf_counter(), self.t
         return record
 
     def evaluate(self) -> Record:
-        size, autocast = self.exp.eval.batch, self.autocast
-        loss = evaluate(self.forward, self.validation, size, self.device, autocast, self.stop, self.ranks)
+        size = self.exp.eval.batch
+        loss = evaluate(self.forward, self.validation, size, self.device, self.autocast, self.stop, self.ranks)
         result: Record = {"val/loss": loss}
         if self.corpus.bytes_per_token is not None:
             result["val/bits_per_byte"] = loss / math.log(2) / self.corpus.bytes_per_token
@@ -173,12 +174,6 @@ class Trainer:
         """What is here of every gradient."""
         return [local(p.grad) for p in self.parameters.values() if p.grad is not None]
 
-    def clip(self, norm: float) -> None:
-        """Shrink gradients of global norm `norm` to that of `optimizer.clip`."""
-        clip = self.exp.optimizer.clip
-        if clip is not None and clip < norm:
-            torch._foreach_mul_(self.grads(), clip / norm)
-
     def backward(self, windows: Tensor, total: float) -> Tensor:
         """Add the gradients of one micro-batch, windows (b, seq_len + 1); returns its summed loss."""
         with self.autocast():
@@ -194,29 +189,15 @@ class Trainer:
             group["lr"] = group["initial_lr"] * scale
         return {f"lr/{group['name']}": group["lr"] for group in self.optimizer.param_groups}
 
-    def _norms_due(self, t: int) -> bool:
-        return t in (1, self.exp.train.steps) or due(self.exp.norms.every, t, self.batch_tokens)
-
-    def _eval_due(self, t: int) -> bool:
-        return t == self.exp.train.steps or due(self.exp.eval.every, t, self.batch_tokens)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time spent in here is not training time."""
-        start = time.perf_counter()
-        yield
-        self._clock += time.perf_counter() - start
-
     # ---- state ----
 
     def state(self, last_row: int | None) -> State:
         """What rank 0 saves: whole tensors, whatever holds them. All ranks call it; the others have no tensors then."""
-        state = state_by_name(self.optimizer)
         return State(
             step=self.t,
             tokens=self.t * self.batch_tokens,
             model={name: self.kept(p.detach()) for name, p in self.parameters.items()},
-            optimizer={name: {k: self.kept(v) for k, v in values.items()} for name, values in state.items()},
+            optimizer={n: {k: self.kept(v) for k, v in s.items()} for n, s in state_by_name(self.optimizer).items()},
             rng=torch.get_rng_state(),
             last_row=last_row,
             pending=self.pending,
@@ -229,20 +210,17 @@ class Trainer:
 
     def load(self, state: State, where: str) -> None:
         """Continue from `state`. Raises RequestError naming what is missing, left over or of another shape."""
-        have = {name: tuple(p.shape) for name, p in self.parameters.items()}
-        given = {name: tuple(p.shape) for name, p in state.model.items()}
+        have, given = ({(name, tuple(p.shape)) for name, p in of.items()} for of in (self.parameters, state.model))
         if have != given:
-            odd = sorted(dict(set(have.items()) ^ set(given.items())))
-            raise RequestError(
-                f"{where} does not hold this model's weights: {', '.join(odd[:5])} differ or are missing."
-            )
+            odd = ", ".join(sorted(dict(have ^ given))[:5])
+            raise RequestError(f"{where} does not hold this model's weights: {odd} differ or are missing.")
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(like(parameter, state.model[name]))
         load_state_by_name(self.optimizer, state.optimizer)
         torch.set_rng_state(state.rng)
         self.t, self.pending, self.norms.blocks = state.step, state.pending, dict(state.norms)
-        self._clock, self._clock_t = time.perf_counter(), self.t
+        self.clock, self.clock_t = time.perf_counter(), self.t
 
     def fit_micro_batch(self) -> None:
         """Settle `train.micro_batch=auto`: the largest divisor of the batch whose forward and backward fit, tried."""

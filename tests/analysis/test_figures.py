@@ -47,11 +47,17 @@ def test_what_is_drawn_is_what_was_run_and_fitted(opened: tuple[Source, dict[str
     assert (low + high) / 2 == pytest.approx(answer["band"]["log2_norm"])
     law = found["lr_over_batch"].table.query("mode == 'lines' and series == '2^20 law'")
     assert np.polyfit(law.x, law.y, 1)[0] == pytest.approx(answer["rules"]["lr"]["exponents"]["batch"])
+    assert set(law.column) == {"w64-d2"}
     assert set(found["norm_growth"].table.groupby("run").x.max()) == {20.0}
-    assert found["norm_growth"].table[["colour", "dash"]].nunique().tolist() == [4, 4]
+    assert found["norm_growth"].table[["colour", "dash", "series"]].nunique().tolist() == [4, 4, 16]
     fitted = found["first_horizon"].table.query("dash == 'fitted'").groupby("series")[["x", "y"]].agg(np.ptp)
     slopes = (fitted.y / fitted.x)[fitted.x > 0]
     assert slopes.to_numpy() == pytest.approx(-answer["rules"]["first_horizon"]["exponents"]["tokens"])
+    dots = found["batch_over_tokens"].table.query("series == 'best batch'")
+    assert dots.y.tolist() == np.log2(dots.batch).tolist()
+    lines = found["batch_over_tokens"].table.query("mode == 'lines'").pivot(index="x", columns="series", values="y")
+    assert (lines["95 % low"] < lines["law"]).all()
+    assert (lines["law"] < lines["95 % high"]).all()
     assert re.search(r"D\^\(0\.\d+ \+- ", found["batch_over_tokens"].title)
 
 
@@ -65,6 +71,9 @@ def test_both_renderers_draw_all_of_it_and_tell_series_apart_without_colour(
         data = json.loads(re.search(r'"' + name + r'",\s*(\[.*?\]),\s*\{"template"', drawn, re.S)[1])  # type: ignore[index]
         assert [trace["y"] for trace in data] == [points.y.tolist() for *_, points in traces]
         assert data[0]["text"][0] or "lines" in data[0]["mode"]
+        styles = [(style["marker"], style["dash"]) for *_, style, _points in traces]
+        assert [(trace["marker"]["symbol"], trace["line"]["dash"]) for trace in data] == styles
+        assert name != "norm_growth" or len({dash for _, dash in styles}) == 4
         markers: dict[str, set[str]] = {}
         for *_, style, _points in traces:
             markers.setdefault(style["colour"], set()).add(style["marker"])

@@ -219,6 +219,7 @@ def test_seeds_of_one_lr_are_averaged_with_their_std() -> None:
 @given(st.floats(5.6, 6.9))
 def test_variants_share_one_optimum_where_there_is_no_doubt(x: float) -> None:
     points = scan({(8, 1): (x, 3.0)})
-    found = with_variants({"smoothed": points, "raw": points}, 3 + 0.1 * x**2).iloc[0]
+    found = with_variants({"smoothed": points, "raw": points}, {"m": 3 + 0.1 * x**2}).iloc[0]
     assert found.variants == 6
+    assert with_variants({"smoothed": points, "raw": points}, None).variants.tolist() == [4]
     assert found.lr == pytest.approx(2.0 ** round(x - 6), rel=1e-9) or abs((x - 6) % 1 - 0.5) < 0.01

@@ -334,4 +334,5 @@ def test_the_toolkits_minima_are_optima(tmp_path: Path, monkeypatch: pytest.Monk
     assert both is not None
     assert single.minima is not None
     assert both.lr.to_numpy() == pytest.approx(single.minima.lr.to_numpy())
+    assert both.lowest.tolist() == both.loss.tolist()
     assert both.lr_error.to_numpy() == pytest.approx(single.minima.lr.to_numpy() * 0.1 * math.sqrt(2))

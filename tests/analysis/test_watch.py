@@ -76,6 +76,7 @@ def test_conditions_and_norms_that_the_fit_has_not_seen_are_no_verdict(tmp_path:
     assert "optimizer.momentum=0.9 instead of 0.0" in other["sentences"][-1]
     early = watch(running(tmp_path / "b", -6, 2**12), fit | {"band": {"log2_norm": 12.0, "half_width": 0.1}})
     assert early["verdict"] == "cannot tell"
+    assert "outside of those that the law was fitted on" in " ".join(early["sentences"])
     folder = running(tmp_path / "c", -3, 2**14)
     (folder / "metrics.jsonl").write_text('{"step": 1, "tokens": 4096, "loss": 5.0}\n')
     with pytest.raises(RequestError, match="has not logged norm/head/rms_to_inf"):
@@ -96,7 +97,9 @@ def test_what_the_paper_says_of_a_batch() -> None:
 def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = running(tmp_path / "run", -3, 2**20)
     assert run(["watch", str(folder), "--json"]) == 1  # of another vocabulary than the paper's
-    assert json.loads(capsys.readouterr().out)["verdict"] == "cannot tell"
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["verdict"] == "cannot tell"
+    assert (answer["beyond"]["lr"]["tokens"], answer["beyond"]["norm"]["tokens"]) == (11, 6)  # 2^31 and 2^26, of 2^20
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"status": "diverged"}))
     assert run(["watch", str(folder)]) == 3

@@ -203,7 +203,10 @@ def test_what_show_prints_can_be_typed(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_dry_run_counts_and_builds_nothing(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    paper = ["train", "--dry-run", "experiment=paper_adam", "data.path=/corpus"]
+    paper = ["train", "--dry-run", "experiment=paper_adam", f"data.path={elsewhere}"]
+    assert run(paper) == 2
+    assert "has no file of .txt" in capsys.readouterr().err
+    paper[-1] = f"data.path={Path(__file__).parents[2] / 'constraints.txt'}"
     assert run(paper) == 0
     out = capsys.readouterr().out
     assert "68,878,336 parameters" in out

@@ -129,11 +129,11 @@ def test_cells_that_run_at_once_share_the_gpus_in_turn(tmp_path: Path, monkeypat
     cells = cells_of(["data=synthetic"], None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert (Local(tmp_path, None, cells, None).gpus, Local(tmp_path, None, cells, None).jobs) == (["0", "1"], 2)
+    assert (Local(tmp_path, None, 1, cells, None).gpus, Local(tmp_path, None, 1, cells, None).jobs) == (["0", "1"], 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    local = Local(tmp_path, None, cells, 3)
+    local = Local(tmp_path, None, 1, cells, 3)
     assert (local.gpus, local.jobs) == (["3", "5"], 6)
-    assert Local(tmp_path, None, cells_of(["data=synthetic", "train.device=cpu"], None), None).gpus == []
+    assert Local(tmp_path, None, 1, cells_of(["data=synthetic", "train.device=cpu"], None), None).gpus == []
 
 
 def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:

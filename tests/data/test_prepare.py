@@ -4,13 +4,11 @@ import errno
 import hashlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import Recipe
 from abovemup.data.sources import Batches, Document, Place, hash64
 from abovemup.data.split import Amount, blind_split
+from abovemup.data.tokenizer import ByteTokenizer
 
 from .opening import experiment, jsonl, notes, opened, sentences
 
@@ -130,7 +129,7 @@ class Fake:
 
 def job(source: Fake, tokenizer: str = "byte", **more: Any) -> Job:
     config = experiment(None, tokenizer, vocab_size=257 if tokenizer == "byte" else 300).tokenizer
-    return Job(source, Recipe(config), skip_bad=True, **{"workers": 0, **more})
+    return Job(source, Recipe(config), skip_bad=True, **{"workers": 1, **more})
 
 
 def quiet(wanted: Job) -> Prepared:
@@ -331,8 +330,7 @@ def test_a_source_read_once_without_enough_text_is_refused(cache: Path, texts: l
         quiet(job(Fake(texts)))
 
 
-@pytest.mark.slow
-def test_any_number_of_processes_gives_the_same_bits(cache: Path, small: None) -> None:
+def test_any_number_of_threads_gives_the_same_bits(cache: Path, small: None) -> None:
     for tokenizer, amount in (("byte", None), ("bpe", Amount(5000, 500))):
         expected = contents(quiet(job(Fake(TEXTS), tokenizer, amount=amount, out=cache / tokenizer)).folder)
         for workers, batch in ((1, 7), (3, 7), (3, 2)):
@@ -343,51 +341,33 @@ def test_any_number_of_processes_gives_the_same_bits(cache: Path, small: None) -
             )
 
 
-def _send_half(self: Connection, data: Any) -> None:
-    os.write(self.fileno(), bytes(data)[: 1 + len(data) // 2])
-    os.kill(os.getpid(), signal.SIGKILL)
+class Counting(ByteTokenizer):
+    """Refuses the word `bad`."""
+
+    def encode_documents(self, documents: list[bytes]) -> list[np.ndarray]:
+        if b"bad" in documents:
+            raise RequestError("bad")
+        return super().encode_documents(documents)
 
 
-class Deadly:
-    """A recipe whose tokenizer ends its process at the word `die`."""
+def test_batches_are_read_a_few_ahead_and_errors_arrive_in_their_place() -> None:
+    read: list[int] = []
 
-    text = ""
+    def batches(end: int) -> Iterator[tuple[list[bytes], int]]:
+        for i in range(end):
+            read.append(i)
+            yield [b"bad" if i == 20 else b"x" * i], i
 
-    def load(self, text: str) -> "Deadly":
-        return self
-
-    size, eot = 257, 256
-
-    def encode_documents(self, found: list[bytes]) -> list[np.ndarray]:
-        if b"die" in found:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if b"die sending" in found:
-            Connection._send = _send_half  # type: ignore[attr-defined]
-        return [np.frombuffer(text, np.uint8).astype(np.uint32) for text in found]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [b"die", b"die sending"])
-def test_a_process_that_dies_is_an_error_and_no_hang(how: bytes) -> None:
-    def batches() -> Iterator[tuple[list[bytes], int]]:
-        for i in range(50):
-            yield [how if i == 20 else b"x" * 2**20], i
-
-    seen: list[int] = []
-    with pytest.raises(RunFailed, match="ended from outside"):
-        seen.extend(i for _, i in pool.encoded(batches(), Deadly(), 2))  # type: ignore[arg-type]
-    assert seen == list(range(len(seen)))
-    assert len(seen) < 21
-    assert not pool.multiprocessing.active_children()
-
-
-@pytest.mark.slow
-def test_processes_end_when_nobody_wants_more() -> None:
-    """Each is in the middle of writing more than a pipe holds."""
-    stream = pool.encoded((([b"x" * 2**20], i) for i in range(10**6)), Deadly(), 2)  # type: ignore[arg-type]
-    assert [i for (_, i), _ in zip(stream, range(5), strict=False)] == [0, 1, 2, 3, 4]
+    stream = pool.encoded(batches(10**6), Counting(), 2)
+    assert [(i, encoded.lengths.tolist()) for (encoded, i), _ in zip(stream, range(5), strict=False)] == [
+        (i, [i + 1]) for i in range(5)
+    ]
     stream.close()
-    assert not pool.multiprocessing.active_children()
+    assert len(read) <= 6 + 2 * pool.AHEAD
+    seen: list[int] = []
+    with pytest.raises(RequestError, match="bad"):
+        seen.extend(i for _, i in pool.encoded(batches(50), Counting(), 3))
+    assert seen == list(range(20))
 
 
 def test_another_tokenizer_column_or_text_is_another_corpus(cache: Path, text: Path) -> None:

@@ -176,3 +176,20 @@ def test_a_study_on_a_terminal(tmp_path: Path) -> None:
     assert "cells: 2 running" in text
     assert "cells: 2 finished; best: val loss" in text
     assert f"all: abovemup study status {tmp_path / 'study'}" in text
+
+
+def test_cells_of_several_processes(tmp_path: Path) -> None:
+    """They end with their study, keep a checkpoint, and go on; what comes out is what one process gives."""
+    command = sweep(tmp_path, "two", "optimizer.lr=2^-4", "train.steps=200", "--nproc=2")
+    with started(tmp_path, *command) as study:
+        assert until(study, lambda: written(tmp_path / "two") > 20)
+        study.send_signal(signal.SIGTERM)
+        assert ended(study).code == 143
+    assert run(command) == run(sweep(tmp_path, "one", "optimizer.lr=2^-4", "train.steps=200")) == 0
+    (two,), (one,) = (list((tmp_path / name / "runs").iterdir()) for name in ("two", "one"))
+    assert two.name == one.name
+    assert json.loads((two / "summary.json").read_text())["processes"] == 2
+    assert (tmp_path / "two" / "logs" / f"{two.name}.log").read_text().count("step 0/200") == 1
+    for ours, alone in zip(rows(two), rows(one), strict=True):
+        assert ours["step"] == alone["step"]
+        assert ours.get("loss", 0) == pytest.approx(alone.get("loss", 0), rel=1e-4)

@@ -2,9 +2,11 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.image import imread
 
 from abovemup.config.errors import RequestError
 from abovemup.studies.ablate import Ablation, Point, load, points
@@ -194,6 +196,10 @@ def test_one_sentence_with_the_verdict_of_every_arm(tmp_path: Path) -> None:
     assert next(verdicts(ablation, [few]))["why"] == "2 of the 4 that it takes"
     draw(ablation, [scan, few], tmp_path)
     assert (tmp_path / "figure.png").stat().st_size
+    axes = {"x": {"head/rms_to_inf": scan.x["head/rms_to_inf"][:, :, :1]}, "lrs": scan.lrs[:1]}
+    one = replace(scan, losses=scan.losses[:, :, :1], limited=scan.limited[:, :, :1], **axes)
+    draw(ablation, [replace(one, arm=(str(i),)) for i in range(30)], tmp_path)  # points of one panel, as of lr_cube
+    assert imread(tmp_path / "figure.png").shape[:2] == (348, 408)
 
 
 def test_arms_are_compared_beside_the_noise_of_seeds() -> None:

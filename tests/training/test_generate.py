@@ -33,6 +33,12 @@ def test_numbers_of_the_synthetic_source(elsewhere: Path, tie: bool) -> None:
     assert len(words) == 7
 
 
+def test_padded_rows_are_never_drawn(elsewhere: Path) -> None:
+    run("model.vocab_size=400", "run.dir=r")
+    words = generate("r", "1 2", 200, 1e6, 0).split()
+    assert {int(word) for word in words if word.isdigit()} <= set(range(256))
+
+
 def test_documents_that_were_kept_apart_stay_apart(elsewhere: Path) -> None:
     write_text()
     # Hardly trained: any token may come, an end of text too.
