@@ -110,6 +110,21 @@ def optima_over_models(source: Source, answer: Answer) -> Figure:
     return _optima(answer, found, "model", "tokens")
 
 
+def optima_by_variant(source: Source, answer: Answer) -> Figure:
+    """The paper's figure 6: whether smoothing, or the parabola, moves the optima."""
+    parts = [
+        norm_fit.optima(points, source.fixed(answer["norm"]), fitted).assign(variant=f"{kind}, {how}")
+        for kind, points in source.points(answer["norm"]).items()
+        for fitted, how in ((False, "lowest point"), (True, "parabola"))
+    ]
+    return _optima(answer, _told_apart(pd.concat(parts), "variant"), "scan", "variant", "Optima by smoothing and fit")
+
+
+def _told_apart(found: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Optima that are ranked within each of `by`, a line a model and horizon."""
+    return found.assign(scan=found.model + ", " + found.tokens.map(power), model=found[by] + found.model)
+
+
 def _optima(answer: Answer, found: pd.DataFrame, series: str, column: str, of: str = "Optimal norm and loss") -> Figure:
     known = found[found.x.notna()].sort_values([series, "batch"], key=natural)
     if known.empty:
@@ -209,7 +224,7 @@ def parabolas(source: Source, answer: Answer) -> Figure:
     return Figure(title, table, f"log2 {answer['norm']}", band=_ends(answer.get("band")))
 
 
-def loss_over_lr(scans: dict[str, pd.DataFrame], norm: str) -> Figure:
+def loss_over_lr(scans: dict[str, pd.DataFrame], norm: str, decays: dict[str, float]) -> Figure:
     """Of `scans` (arm -> points), arms being whatever the runs differ in."""
     points = pd.concat([scan[scan.tokens == scan.tokens.max()].assign(column=name) for name, scan in scans.items()])
     points = points[np.isfinite(points.loss) & points.lr.notna()]
@@ -222,10 +237,26 @@ def loss_over_lr(scans: dict[str, pd.DataFrame], norm: str) -> Figure:
     return Figure("Loss over lr at the longest horizon, mean and std over seeds, a panel an arm.", mean, "log2 lr")
 
 
-def lowest_points(scans: dict[str, pd.DataFrame], norm: str) -> Figure:
+def lowest_points(scans: dict[str, pd.DataFrame], norm: str, decays: dict[str, float]) -> Figure:
     low = pd.concat([norm_fit.optima(scan, None, fitted=False).assign(arm=name) for name, scan in scans.items()])
-    low["scan"], low["model"] = low.model + ", " + low.tokens.map(power), low.arm + low.model
-    return _optima({"norm": norm}, low, "scan", "arm", "Lowest loss and its norm")
+    return _optima({"norm": norm}, _told_apart(low, "arm"), "scan", "arm", "Lowest loss and its norm")
+
+
+def norm_under_decay(scans: dict[str, pd.DataFrame], norm: str, decays: dict[str, float]) -> Figure:
+    """The paper's figure 8: W <- (1 - lr decay) W - lr step ends at norm 1 / decay, for steps of norm 1."""
+    if len({*decays.values()}) < 2:
+        raise FitRefused("one_decay", "all runs have one weight decay.")
+    points = pd.concat([scan.assign(arm=name, decay=decays[name]) for name, scan in scans.items()])
+    points = points[np.isfinite(points.x) & points.lr.notna()]
+    mean = points.groupby(["arm", "decay", *CELL, "lr"], as_index=False).agg(y=("x", "mean"))
+    mean = mean.assign(x=np.log2(mean.tokens), colour=mean.arm, dash=mean.lr.map(power), mode="lines+markers")
+    mean["series"], mean["column"] = mean.arm + ", lr " + mean.dash, mean.model + ", batch " + mean.batch.map(power)
+    parts = [mean]
+    for (arm, decay, column), own in mean[mean.decay > 0].groupby(["arm", "decay", "column"]):
+        ends = [own.x.min(), own.x.max()]
+        parts.append(_line(ends, -np.log2(decay), f"1 / {decay:g}", colour=arm, dash="bound", column=column))
+    title = "The norm under weight decay and its bound: a colour is an arm, a dash a learning rate."
+    return Figure(title, pd.concat(parts), "log2 tokens", f"log2 {norm}")
 
 
 def drawn(functions: Sequence[Callable[..., Figure]], *arguments: Any) -> tuple[dict[str, Figure], list[str]]:
@@ -237,8 +268,9 @@ def drawn(functions: Sequence[Callable[..., Figure]], *arguments: Any) -> tuple[
 
 FIGURES = (
     *(norm_against_loss, norm_growth, optima_over_horizons, optima_over_models),
-    *(first_horizon, lr_over_batch, batch_over_tokens, parabolas),
+    *(first_horizon, lr_over_batch, batch_over_tokens, parabolas, optima_by_variant),
 )
+OF_ARMS = (loss_over_lr, lowest_points, norm_under_decay)
 
 
 def _line(x: Any, y: Any, series: str, **more: Any) -> pd.DataFrame:

@@ -47,7 +47,8 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     lost = [f"{f'Left out, {name}: ' if name else ''}{why}" for name, why in without.items()]
     if not scans:
         raise RequestError(lost[0])
-    drawn, left_out = figures.drawn((figures.loss_over_lr, figures.lowest_points), scans, norm)
+    decays = {name: float(sources[name].conditions.get("optimizer.weight_decay") or 0) for name in scans}
+    drawn, left_out = figures.drawn(figures.OF_ARMS, scans, norm, decays)
     said = [told[key] for key in ("verdict", "conditions") if key in told] + lost + left_out
     sections: list[dict[str, Any]] = [{"title": "All", "sentences": said, "figures": drawn, "tables": {}}]
     sections += [section(name, sources[name], norm, f"{i}-") for i, name in enumerate(scans, 1)]

@@ -59,6 +59,11 @@ def test_what_is_drawn_is_what_was_run_and_fitted(opened: tuple[Source, dict[str
     assert (lines["95 % low"] < lines["law"]).all()
     assert (lines["law"] < lines["95 % high"]).all()
     assert re.search(r"D\^\(0\.\d+ \+- ", found["batch_over_tokens"].title)
+    variants, optima = found["optima_by_variant"].table, found["optima_over_horizons"].table
+    assert set(variants.column) == {"smoothed, lowest point", "smoothed, parabola"}
+    fits = variants[variants.column == "smoothed, parabola"]
+    assert sorted(fits.x) == sorted(optima.x)
+    assert fits[fits.opacity == 1].x.tolist() == optima[optima.opacity == 1].x.tolist()
 
 
 def test_both_renderers_draw_all_of_it_and_tell_series_apart_without_colour(
@@ -115,13 +120,36 @@ def test_momenta_and_schedules_are_arms(tmp_path: Path) -> None:
     arms = open_arms(tmp_path)
     assert [*arms] == ["optimizer.momentum=0.0", "optimizer.momentum=0.9"]
     scans = {name: arm.points()["smoothed"] for name, arm in arms.items()}
-    table = figures.loss_over_lr(scans, "head/rms_to_inf").table
+    table = figures.loss_over_lr(scans, "head/rms_to_inf", {}).table
     assert table.groupby("column").size().tolist() == [6, 6]
-    lowest = figures.lowest_points(scans, "head/rms_to_inf").table
+    lowest = figures.lowest_points(scans, "head/rms_to_inf", {}).table
     for name, scan in scans.items():
         end = scan[scan.tokens == 2**20]
         own = lowest[(lowest.column == name) & (lowest.tokens == 2**20)]
         assert (own.x.iloc[0], own.y.iloc[0]) == (end.x[end.loss.idxmin()], end.loss.min())
+
+
+def test_a_norm_grows_under_decay_to_its_bound() -> None:
+    tokens = 2.0 ** np.arange(12, 21)
+    scans = {
+        f"decay {decay:g}": pd.DataFrame(
+            {"model": "m", "tokens": tokens, "batch": 2**10, "lr": lr, "x": np.log2(tokens) - 12 - decay, "loss": 3.0}
+        )
+        for decay, lr in ((0.0, 0.5), (0.25, 0.5), (1.0, 0.25))
+    }
+    decays = {name: float(name.split()[1]) for name in scans}
+    table = figures.norm_under_decay(scans, "head/rms_to_inf", decays).table
+    for name, scan in scans.items():
+        own = table[(table.colour == name) & (table.dash != "bound")]
+        assert own.y.tolist() == scan.x.tolist()
+        assert own.x.tolist() == np.log2(scan.tokens).tolist()
+    bounds = table[table.dash == "bound"]
+    assert sorted(zip(bounds.colour, bounds.x, bounds.y, strict=True)) == [
+        *(("decay 0.25", x, 2.0) for x in (12.0, 20.0)),
+        *(("decay 1", x, 0.0) for x in (12.0, 20.0)),
+    ]
+    with pytest.raises(FitRefused, match="one weight decay"):
+        figures.norm_under_decay(scans, "head/rms_to_inf", dict.fromkeys(scans, 0.1))
 
 
 def test_panels_and_models_stand_in_the_order_of_their_numbers() -> None:
