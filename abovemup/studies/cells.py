@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.geometry.parameterization import attention_scale, residual_multipliers
+from abovemup.optim.routing import Route
 from abovemup.tracking import jsonl
 from abovemup.training.routes import sizes, table
 
@@ -34,6 +35,7 @@ class Cell:
     parameters: int
     kept: int  # bytes of weights and optimizer state that it leaves on the disk
     passed: bool  # a longer run measures its loss and norms on the way
+    trunk: str = ""  # NAME@TOKENS of the constant run to whose bits this one comes, up to there; "": there is none
 
     @property
     def id(self) -> tuple[str, int]:
@@ -62,6 +64,29 @@ class Result:
 def cell(e: Experiment, overrides: list[str]) -> Cell:
     """Raises RequestError for a routing table that does not exist."""
     routes = table(e)
+    size, batch = sizes(routes), e.train.batch_size * e.train.seq_len
+    # About as many checkpoints as there will be: the newest, and with pow2 those at powers of two.
+    powers = e.train.steps.bit_length() if e.checkpoint.every == "pow2" else 0
+    checkpoints = e.checkpoint.keep + powers if e.checkpoint.every else 1
+    trunk = ""
+    if e.schedule.name == "wsd" and e.data.name in _WHOLE:
+        constant = replace(e, schedule=replace(e.schedule, name="constant", decay=0, final=1.0))
+        trunk = f"{_name(constant, routes)}@{(e.train.steps - e.schedule.decay) * batch}"
+    return Cell(
+        name=_name(e, routes),
+        overrides=tuple(overrides),
+        steps=e.train.steps,
+        threads=e.train.threads,
+        tokens=e.train.tokens,
+        parameters=size["parameters"],
+        kept=checkpoints * (size["weights"] + (size["state"] or 0)),
+        passed=all(due(every, e.train.steps, batch) for every in (e.eval.every, e.norms.every)),
+        trunk=trunk,
+    )
+
+
+def _name(e: Experiment, routes: list[Route]) -> str:
+    """A readable part, and a hash of what the run is."""
     effect = {
         # Not its name but what it does: at the base, and often elsewhere, several do the same.
         "routes": [{k: v for k, v in _set(route).items() if k not in _WATCHED} for route in routes],
@@ -73,20 +98,8 @@ def cell(e: Experiment, overrides: list[str]) -> Cell:
     if e.schedule.name == "constant" and e.data.name in _WHOLE:  # a warm-up is in steps here, also one that was a share
         tree["train"] = {k: v for k, v in tree["train"].items() if k not in ("steps", "tokens")}
     digest = hashlib.sha256(json.dumps([tree, effect], sort_keys=True).encode()).hexdigest()[:12]
-    size, batch = sizes(routes), e.train.batch_size * e.train.seq_len
-    # About as many checkpoints as there will be: the newest, and with pow2 those at powers of two.
-    powers = e.train.steps.bit_length() if e.checkpoint.every == "pow2" else 0
-    checkpoints = e.checkpoint.keep + powers if e.checkpoint.every else 1
-    return Cell(
-        name=f"w{e.model.width}-d{e.model.depth}-{e.optimizer.name}-lr{e.optimizer.lr:.4g}-s{e.train.seed}-{digest}",
-        overrides=tuple(overrides),
-        steps=e.train.steps,
-        threads=e.train.threads,
-        tokens=e.train.tokens,
-        parameters=size["parameters"],
-        kept=checkpoints * (size["weights"] + (size["state"] or 0)),
-        passed=all(due(every, e.train.steps, batch) for every in (e.eval.every, e.norms.every)),
-    )
+    shape = f"w{e.model.width}-d{e.model.depth}"
+    return f"{shape}-{e.optimizer.name}-lr{e.optimizer.lr:.4g}-s{e.train.seed}-{digest}"
 
 
 def _set(value: Any) -> Any:

@@ -7,11 +7,14 @@ import shutil
 import signal
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from abovemup.config.errors import RequestError
 from abovemup.studies.board import look, settings
 from abovemup.studies.cells import Cell, place
+from abovemup.training.checkpoint import choose
 
 
 def begin(environment: dict[str, str], *cell: Any) -> NoReturn:
@@ -40,7 +43,7 @@ def train(study: Path, cell: Cell, config_dir: Path | None, nproc: int) -> NoRet
         command += [f"--resume={run}", f"train.tokens={cell.tokens}"]
     else:
         shutil.rmtree(run, ignore_errors=True)  # damaged, diverged, or ended before its first line
-        command += [*cell.overrides, f"run.dir={run}"]
+        command += [*_branch(study, cell), *cell.overrides, f"run.dir={run}"]
         if "train.threads" not in settings(cell):
             command.append(f"train.threads={cell.threads}")  # whatever the machine has
     with open(study / "logs" / f"{cell.name}.log", "ab", buffering=0) as log:
@@ -50,3 +53,12 @@ def train(study: Path, cell: Cell, config_dir: Path | None, nproc: int) -> NoRet
     sys.argv = command
     runpy.run_module("abovemup", run_name="__main__")
     raise AssertionError("it exits")
+
+
+def _branch(study: Path, cell: Cell) -> list[str]:
+    """Off the constant run, where the study has it and it has kept the point from which this one decays."""
+    name, _, tokens = cell.trunk.partition("@")
+    with suppress(RequestError):
+        if tokens and choose(study / "runs" / name, int(tokens) * cell.steps // cell.tokens):
+            return [f"--branch={study / 'runs' / cell.trunk}"]
+    return []

@@ -88,8 +88,11 @@ class Pool:
         """Start the first cell that nobody else trains; forget those that somebody else has finished."""
         number = min({*range(self.jobs)} - {job.number for job in self.running})
         for cell in list(waiting):
-            if any(other.name == cell.name and other.steps < cell.steps for other in waiting):
-                continue  # its shorter horizons end, and are measured, first
+            # Its shorter horizons end, and are measured, first; so does the run that it branches from.
+            before = [other.name for other in waiting if other.name != cell.name or other.steps < cell.steps]
+            before += [job.cell.name for job in self.running]
+            if cell.name in before or cell.trunk.partition("@")[0] in before:
+                continue
             claim = FileLock(self.folder / "logs" / f"{cell.name}.lock", blocking=False)
             try:
                 claim.acquire()

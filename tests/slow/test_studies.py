@@ -16,7 +16,7 @@ import pytest
 from abovemup.cli.main import run
 from abovemup.studies.board import announced
 from tests.slow.process import BIN, ended, rows_in, started, until
-from tests.training.tiny import rows
+from tests.training.tiny import rows, weights
 
 pytestmark = pytest.mark.slow
 
@@ -193,3 +193,21 @@ def test_cells_of_several_processes(tmp_path: Path) -> None:
     for ours, alone in zip(rows(two), rows(one), strict=True):
         assert ours["step"] == alone["step"]
         assert ours.get("loss", 0) == pytest.approx(alone.get("loss", 0), rel=1e-4)
+
+
+def test_tails_branch_off_the_constant_run_and_have_the_bits_of_whole_ones(tmp_path: Path) -> None:
+    study = tmp_path / "decay"
+    command = ["ablate", "decay", "--budget=smoke", "optimizer.lr=2^-3", f"--dir={study}"]
+    assert run([*command, "schedule=wsd"]) == 0  # whole: there is nothing to branch from
+    whole = {folder.name: folder.rename(tmp_path / folder.name) for folder in (study / "runs").iterdir()}
+    assert run(command) == 0
+    points = set()
+    for name, alone in whole.items():
+        tail = study / "runs" / name
+        points.add(str(json.loads((tail / "summary.json").read_text())["branched_from"]).partition("@")[2])
+        ours = rows(tail)[1:]  # the first is of what it starts from
+        assert ours == rows(alone)[-len(ours) :]
+        steps = ours[-1]["step"]
+        ends = (weights(folder, steps) for folder in (tail, alone))
+        assert all(a.equal(b) for a, b in zip(*(end.values() for end in ends), strict=True))
+    assert points == {"4096", "8192"}

@@ -152,7 +152,7 @@ def test_a_decayed_schedule_has_one_horizon() -> None:
         next(points(load("horizon", ["train.tokens=2^12,9216", "train.batch_size=24"], None, "smoke"), None))
     assert next(points(load("horizon", ["schedule=wsd", "train.tokens=2^12"], None, "smoke"), None)).cell.steps
     sizes = [p.size for p in points(load("decay", ["optimizer.lr=0.1"], None, "smoke"), None)]
-    assert sizes == ["2^12", "2^12", "2^13", "2^13"]
+    assert sizes == ["5120", "5120", "10240", "10240"]
 
 
 def test_another_length_of_the_sequences_is_another_batch_size_in_sequences() -> None:

@@ -73,6 +73,17 @@ def test_a_constant_run_serves_every_horizon() -> None:
     assert cell(compose(["data=fineweb", short]), []).name != cell(compose(["data=fineweb", long]), []).name
 
 
+def test_a_decayed_run_knows_the_constant_one_that_it_could_branch_from() -> None:
+    e = compose([])
+    batch = e.train.batch_size * e.train.seq_len
+    for warmup in ([], ["schedule.warmup=10"]):
+        tail = made(*warmup, "schedule=wsd", "schedule.decay=30", "train.steps=100")
+        assert tail.trunk == f"{name(*warmup, 'schedule=constant', 'train.steps=70')}@{70 * batch}"
+    for schedule in ("constant", "cosine"):
+        assert made(f"schedule={schedule}").trunk == ""
+    assert cell(compose(["schedule=wsd", "data=fineweb"]), []).trunk == ""
+
+
 def test_only_the_longest_is_trained_where_it_measures_on_its_way() -> None:
     cadence = ["eval.every=pow2", "norms.every=pow2", "train.batch_size=16", "train.seq_len=32"]
     cells = [made(*cadence, f"train.steps={n}", f"optimizer.lr={lr}") for n in (4, 6, 8, 9) for lr in (0.1, 0.2)]
