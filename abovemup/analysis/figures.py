@@ -122,7 +122,7 @@ def optima_by_variant(source: Source, answer: Answer) -> Figure:
 
 def _told_apart(found: pd.DataFrame, by: str) -> pd.DataFrame:
     """Optima that are ranked within each of `by`, a line a model and horizon."""
-    return found.assign(scan=found.model + ", " + found.tokens.map(power), model=found[by] + found.model)
+    return found.assign(scan=found.model + ", " + found.tokens.map(power), model=found[by] + ", " + found.model)
 
 
 def _optima(answer: Answer, found: pd.DataFrame, series: str, column: str, of: str = "Optimal norm and loss") -> Figure:
@@ -224,7 +224,7 @@ def parabolas(source: Source, answer: Answer) -> Figure:
     return Figure(title, table, f"log2 {answer['norm']}", band=_ends(answer.get("band")))
 
 
-def loss_over_lr(scans: dict[str, pd.DataFrame], norm: str, decays: dict[str, float]) -> Figure:
+def loss_over_lr(scans: dict[str, pd.DataFrame], norm: str, bounds: dict[str, float | None]) -> Figure:
     """Of `scans` (arm -> points), arms being whatever the runs differ in."""
     points = pd.concat([scan[scan.tokens == scan.tokens.max()].assign(column=name) for name, scan in scans.items()])
     points = points[np.isfinite(points.loss) & points.lr.notna()]
@@ -237,24 +237,25 @@ def loss_over_lr(scans: dict[str, pd.DataFrame], norm: str, decays: dict[str, fl
     return Figure("Loss over lr at the longest horizon, mean and std over seeds, a panel an arm.", mean, "log2 lr")
 
 
-def lowest_points(scans: dict[str, pd.DataFrame], norm: str, decays: dict[str, float]) -> Figure:
+def lowest_points(scans: dict[str, pd.DataFrame], norm: str, bounds: dict[str, float | None]) -> Figure:
     low = pd.concat([norm_fit.optima(scan, None, fitted=False).assign(arm=name) for name, scan in scans.items()])
     return _optima({"norm": norm}, _told_apart(low, "arm"), "scan", "arm", "Lowest loss and its norm")
 
 
-def norm_under_decay(scans: dict[str, pd.DataFrame], norm: str, decays: dict[str, float]) -> Figure:
-    """The paper's figure 8: W <- (1 - lr decay) W - lr step ends at norm 1 / decay, for steps of norm 1."""
-    if len({*decays.values()}) < 2:
-        raise FitRefused("one_decay", "all runs have one weight decay.")
-    points = pd.concat([scan.assign(arm=name, decay=decays[name]) for name, scan in scans.items()])
+def norm_under_decay(scans: dict[str, pd.DataFrame], norm: str, bounds: dict[str, float | None]) -> Figure:
+    """The paper's figure 8: W <- (1 - lr decay) W - lr step ends at norm(step) / decay, where that is known."""
+    if len({*bounds.values()}) < 2:
+        raise FitRefused("one_decay", "all runs have one weight decay, or their steps have another norm.")
+    points = pd.concat([scan.assign(arm=name) for name, scan in scans.items()])
     points = points[np.isfinite(points.x) & points.lr.notna()]
-    mean = points.groupby(["arm", "decay", *CELL, "lr"], as_index=False).agg(y=("x", "mean"))
+    mean = points.groupby(["arm", *CELL, "lr"], as_index=False).agg(y=("x", "mean"))
     mean = mean.assign(x=np.log2(mean.tokens), colour=mean.arm, dash=mean.lr.map(power), mode="lines+markers")
     mean["series"], mean["column"] = mean.arm + ", lr " + mean.dash, mean.model + ", batch " + mean.batch.map(power)
     parts = [mean]
-    for (arm, decay, column), own in mean[mean.decay > 0].groupby(["arm", "decay", "column"]):
-        ends = [own.x.min(), own.x.max()]
-        parts.append(_line(ends, -np.log2(decay), f"1 / {decay:g}", colour=arm, dash="bound", column=column))
+    for (arm, column), own in mean.groupby(["arm", "column"]):
+        if (bound := bounds[arm]) is not None:
+            ends, name = [own.x.min(), own.x.max()], f"{arm}, bound"
+            parts.append(_line(ends, np.log2(bound), name, colour=arm, dash="bound", column=column))
     title = "The norm under weight decay and its bound: a colour is an arm, a dash a learning rate."
     return Figure(title, pd.concat(parts), "log2 tokens", f"log2 {norm}")
 

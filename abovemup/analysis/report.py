@@ -47,8 +47,8 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     lost = [f"{f'Left out, {name}: ' if name else ''}{why}" for name, why in without.items()]
     if not scans:
         raise RequestError(lost[0])
-    decays = {name: float(sources[name].conditions.get("optimizer.weight_decay") or 0) for name in scans}
-    drawn, left_out = figures.drawn(figures.OF_ARMS, scans, norm, decays)
+    bounds = {name: bound(next((run for _, run in sources[name].runs.iterrows()), None), norm) for name in scans}
+    drawn, left_out = figures.drawn(figures.OF_ARMS, scans, norm, bounds)
     said = [told[key] for key in ("verdict", "conditions") if key in told] + lost + left_out
     sections: list[dict[str, Any]] = [{"title": "All", "sentences": said, "figures": drawn, "tables": {}}]
     sections += [section(name, sources[name], norm, f"{i}-") for i, name in enumerate(scans, 1)]
@@ -72,6 +72,20 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     write_whole(out, text)
     figure_count, tables = (sum(len(each[kind]) for each in sections) for kind in ("figures", "tables"))
     return {"figures": figure_count, "files": 3 * figure_count + 2 * tables}
+
+
+def bound(run: "pd.Series[Any] | None", norm: str) -> float | None:
+    """Where weight decay holds a norm in which its layer's role steps; None without decay, and for other steps."""
+    if run is None:  # of others: a table says less of them
+        return None
+    layer, _, name = norm.rpartition("/")
+    role = layer if layer in ("embedding", "head") else "hidden"
+    scale, decay = (run.get(f"optimizer.roles.{role}.{key}") for key in ("scale", "weight_decay"))
+    decay = run.get("optimizer.weight_decay") if decay is None or pd.isna(decay) else decay
+    steps = {name, "sign"} if role == "head" else {name}  # whose norm is the head's, too
+    if not decay or run.get(f"optimizer.roles.{role}.norm") not in steps or run["optimizer.norm_control"] != "decay":
+        return None
+    return run[f"optimizer.lr_scale.{role}"] * scale / decay
 
 
 def section(name: str, source: Source, norm: str, prefix: str) -> dict[str, Any]:

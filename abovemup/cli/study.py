@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Again = StrEnum("Again", ["failed", "diverged"])
 Kind = StrEnum("Kind", ["local", "slurm"])
-Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once; cores over train.threads, or what GPUs take.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Cells at once; what cores (at train.threads) or GPUs take.")]
 CellsPerGpu = Annotated[int | None, typer.Option(min=1, help="Small cells that share a GPU; 1.")]
 Nproc = Annotated[int, typer.Option(min=1, metavar="N", help="Processes of each cell (parallel=ddp, or as set).")]
 Launcher = Annotated[
@@ -88,11 +88,13 @@ def conduct(
     from rich.console import Console
     from rich.live import Live
 
+    from abovemup.config.compose import compose
     from abovemup.config.errors import RequestError
     from abovemup.studies.board import announce
     from abovemup.studies.local import Local
     from abovemup.studies.pool import Pool
     from abovemup.studies.slurm import Slurm
+    from abovemup.training.ranks import Ranks
 
     console = Console(stderr=json)
     real = console.is_terminal and not console.is_dumb_terminal
@@ -105,6 +107,8 @@ def conduct(
     local = launcher == "local"
     if local and asked:
         raise RequestError(f"launcher.{min(asked)} is for --launcher slurm.")
+    if nproc > 1:  # as the first cell will
+        Ranks(world=nproc).settle(compose([*cells[0].overrides], config_dir=config_dir), cells[0].overrides)
     if cells_per_gpu and not local:
         raise RequestError("--cells-per-gpu is for --launcher local.")
     where = folder, config_dir, nproc
@@ -117,8 +121,8 @@ def conduct(
         from abovemup.studies.plan import plan
 
         told = plan(pool, ahead)
-        minutes = f"about {told['minutes left, about']} minutes"
-        typer.echo(f"{told['cells']} cells, {told['runs left']} runs left: {minutes}", err=json)
+        minutes = f"minutes, about: {told['minutes left, about']}"
+        typer.echo(f"{told['cells']} cells, {told['runs left']} runs left; {minutes}", err=json)
     announce(folder, cells)
     if not real:
         return pool.train(cells)

@@ -60,7 +60,7 @@ class Corpus:
         """
         if self.windows == ENDLESS:
             return torch.from_numpy(self._rows(np.arange(first, first + count, dtype=np.int64)))
-        size, stop, index = max(1, self.windows), first + count, []
+        size, stop, index = max(1, self.windows), first + count, [np.empty(0, np.int64)]
         while first < stop:
             epoch, place = divmod(first, size)
             end = min(size, place + stop - first)

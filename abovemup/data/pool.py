@@ -5,7 +5,7 @@
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.pool import AsyncResult, ThreadPool
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,15 +35,15 @@ def encoded(
     batches: Iterator[tuple[list[bytes], Kept]], tokenizer: Tokenizer, workers: int
 ) -> Generator[tuple[Encoded, Kept]]:
     """Each batch's ids, with what came beside it, in order."""
-    threads = ThreadPoolExecutor(workers)
-    waiting: deque[tuple[Future[Encoded], Kept]] = deque()
+    threads = ThreadPool(workers)  # its threads do not keep a process that ends: a document can be long
+    waiting: deque[tuple[AsyncResult[Encoded], Kept]] = deque()
     try:
         for documents, kept in batches:
-            waiting.append((threads.submit(encode, tokenizer, documents), kept))
+            waiting.append((threads.apply_async(encode, (tokenizer, documents)), kept))
             if len(waiting) > AHEAD * workers:
-                future, kept = waiting.popleft()
-                yield future.result(), kept
-        for future, kept in waiting:
-            yield future.result(), kept
+                result, kept = waiting.popleft()
+                yield result.get(), kept
+        for result, kept in waiting:
+            yield result.get(), kept
     finally:  # without waiting for what nobody wants any more
-        threads.shutdown(wait=False, cancel_futures=True)
+        threads.terminate()

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -97,6 +98,7 @@ class _Corpus:
 
 def tokenise(part: Path, job: Job, split: Split, note: Note, watch: Watch) -> dict[str, Any]:
     """Writes the shards into the folder `part`. Returns what the manifest says of them and of the source."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # here: the threads are ours
     source, amount, tokenizer = job.source, job.amount, job.recipe.load(job.recipe.text)
     corpus, bad = _Corpus(part, tokenizer, amount), BadRecords(job.skip_bad)
     bad.count, bad.first = seen = corpus.saved.get("bad", (0, ""))

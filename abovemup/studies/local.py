@@ -62,6 +62,8 @@ class Local:
         self.gpus = named.split(",")[: len(gpus)] if named else gpus
         if per_gpu and not gpus:
             raise RequestError("--cells-per-gpu: these cells have no GPU here. Leave it out.")
+        if gpus and nproc > len(gpus):
+            raise RequestError(f"--nproc {nproc}: each process takes a GPU, of {len(gpus)}: use fewer.")
         free = len(gpus) * (per_gpu or 1) or cores() // max(cell.threads for cell in cells)
         self.jobs = max(1, free // nproc)
 

@@ -25,15 +25,18 @@ def plan(pool: Pool, cells: list[Cell]) -> dict[str, Any]:
     """Counts of cells and of what is left: runs, tokens, minutes, and bytes of checkpoints of all."""
     runs = ends(cells)
     left = [cell for cell in runs if pool.due(cell)]
-    for cell in {min(left, key=lambda c: c.cost), max(left, key=lambda c: c.cost)} if left else ():
+    # What takes several processes may not fit in this one.
+    timed = {min(left, key=lambda c: c.cost), max(left, key=lambda c: c.cost)} if left else set()
+    for cell in timed if pool.launcher.nproc == 1 else ():
         pool.seconds[cell.cost] = seconds(compose(list(cell.overrides), config_dir=pool.launcher.config_dir)) + _START
+    minutes = pool.estimate(left) / 60 if left else 0
     done = sum(look(pool.folder, cell).done for cell in cells)
     return {
         "cells": len(cells),
         "done": done,
         "runs left": len(left),
         "tokens left": sum(cell.tokens for cell in left),
-        "minutes left, about": math.ceil(pool.estimate(left) / 6) / 10 if left else 0,
+        "minutes left, about": math.ceil(minutes * 10) / 10 if math.isfinite(minutes) else "not known",
         "disk, about": sum({cell.name: cell.kept for cell in runs}.values()),
     }
 

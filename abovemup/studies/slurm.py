@@ -57,6 +57,8 @@ class Slurm:
         self.asked: dict[str, Any] = _DEFAULTS | options(site().launcher, f"{site_file()}: launcher.")
         self.asked |= options(asked, "launcher.")
         self.jobs: int = self.asked.pop("array_parallelism")
+        if nproc > (gpus := self.asked.get("gpus_per_node") or nproc):
+            raise RequestError(f"--nproc {nproc}: each process takes a GPU: launcher.gpus_per_node={gpus} is too few.")
         self.seen: dict[str, tuple[str, str]] = {}  # job -> its name and state
         self.looked = -_PAUSE
 

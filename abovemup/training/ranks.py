@@ -205,6 +205,7 @@ def join() -> Iterator[Ranks]:
     if not dist.is_torchelastic_launched():
         yield ALONE
         return
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # Slurm's warning: the launcher's, which sends SIGTERM
     timeout = timedelta(seconds=TIMEOUT)
     store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"

@@ -11,9 +11,12 @@ import pytest
 
 from abovemup.analysis import figures, render, results, rules
 from abovemup.analysis.norm_fit import FitRefused
+from abovemup.analysis.report import bound
 from abovemup.analysis.sources import Source, open_arms, open_source
 from abovemup.cli.main import run
+from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
+from abovemup.config.keys import flatten
 from tests.analysis.test_sources import VERTEX, write, write_grid
 
 
@@ -137,19 +140,37 @@ def test_a_norm_grows_under_decay_to_its_bound() -> None:
         )
         for decay, lr in ((0.0, 0.5), (0.25, 0.5), (1.0, 0.25))
     }
-    decays = {name: float(name.split()[1]) for name in scans}
-    table = figures.norm_under_decay(scans, "head/rms_to_inf", decays).table
+    bounds = {"decay 0": None, "decay 0.25": 4.0, "decay 1": 1.0}
+    table = figures.norm_under_decay(scans, "head/rms_to_inf", bounds).table
     for name, scan in scans.items():
         own = table[(table.colour == name) & (table.dash != "bound")]
         assert own.y.tolist() == scan.x.tolist()
         assert own.x.tolist() == np.log2(scan.tokens).tolist()
-    bounds = table[table.dash == "bound"]
-    assert sorted(zip(bounds.colour, bounds.x, bounds.y, strict=True)) == [
+    lines = table[table.dash == "bound"]
+    assert sorted(zip(lines.colour, lines.x, lines.y, strict=True)) == [
         *(("decay 0.25", x, 2.0) for x in (12.0, 20.0)),
         *(("decay 1", x, 0.0) for x in (12.0, 20.0)),
     ]
     with pytest.raises(FitRefused, match="one weight decay"):
-        figures.norm_under_decay(scans, "head/rms_to_inf", dict.fromkeys(scans, 0.1))
+        figures.norm_under_decay(scans, "head/rms_to_inf", dict.fromkeys(scans, 10.0))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "norm", "expected"),
+    [
+        (["optimizer.weight_decay=0.1"], "head/rms_to_inf", 10),
+        (["optimizer.weight_decay=0.1", "optimizer.lr_scale.head=4"], "head/rms_to_inf", 40),
+        (["optimizer.weight_decay=0.1"], "layers.0.attention.wq/rms_to_rms", 10),
+        (["optimizer.weight_decay=0.1"], "head/frobenius", None),
+        (["optimizer.weight_decay=0.1", "optimizer.roles.head.weight_decay=0"], "head/rms_to_inf", None),
+        (["optimizer.weight_decay=0.1", "optimizer.norm_control=post_clip"], "head/rms_to_inf", None),
+        (["optimizer=scion_constrained"], "head/rms_to_inf", 3000),
+        (["optimizer=adamw"], "head/rms_to_inf", None),
+        ([], "head/rms_to_inf", None),
+    ],
+)
+def test_where_decay_holds_a_norm(overrides: list[str], norm: str, expected: float | None) -> None:
+    assert bound(pd.Series(flatten(compose(overrides))), norm) == (expected and pytest.approx(expected))
 
 
 def test_panels_and_models_stand_in_the_order_of_their_numbers() -> None:

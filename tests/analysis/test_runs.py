@@ -118,6 +118,14 @@ def test_what_is_damaged_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
         assert not {*broken} & {*frame["run"]}
 
 
+def test_runs_of_one_name_are_not_mixed_up(tmp_path: Path) -> None:
+    for place in ("a", "runs/a", "runs/b"):
+        write(tmp_path / place)
+    with pytest.raises(RequestError, match="runs of the same name"):
+        find(tmp_path)
+    assert [run.name for run in find(tmp_path / "runs")] == ["a", "b"]
+
+
 def test_a_summary_says_how_each_run_stands(tmp_path: Path) -> None:
     """A running (or killed) one by its newest rows, a diverged one with nan; versions and norms may differ."""
     states(tmp_path)

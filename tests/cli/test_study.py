@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from abovemup.cli.main import run
 from abovemup.cli.study import apart
 from abovemup.config.cadence import due
+from abovemup.config.errors import RequestError
 from abovemup.studies.board import announce, announced, rows
 from abovemup.studies.local import Local
 from abovemup.studies.plan import often
@@ -113,7 +116,14 @@ def test_a_launcher_gets_what_it_knows(
     ):
         assert run([*sweep, *asked]) == 2
         assert said in capsys.readouterr().err
+    assert run([*sweep, "--launcher=slurm", "launcher.partition=a", "launcher.partition=b"]) == 2
+    assert "launcher.partition is given twice" in capsys.readouterr().err
+    for unfit in (["parallel=single"], ["train.micro_batch=auto"]):
+        assert run([*sweep, *unfit, "--nproc=2"]) == 2
+        assert "and there are 2" in capsys.readouterr().err
     monkeypatch.setattr("shutil.which", lambda name: name)
+    assert run([*sweep, "--launcher=slurm", "--nproc=4", "launcher.gpus_per_node=2"]) == 2
+    assert "launcher.gpus_per_node=2 is too few" in capsys.readouterr().err
     for asked, said in (
         ("launcher.partitoin=gpu", "Did you mean partition?"),
         ("launcher.array_parallelism=x", "launcher: invalid"),
@@ -133,6 +143,31 @@ def test_cells_that_run_at_once_share_the_gpus_in_turn(tmp_path: Path, monkeypat
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     local = Local(tmp_path, None, 1, cells, 3)
     assert (local.gpus, local.jobs) == (["3", "5"], 6)
+    seen: list[str] = []
+    monkeypatch.setattr(
+        "abovemup.studies.local.warm", lambda: SimpleNamespace(Process=lambda target, args: started(args))
+    )
+
+    def started(args: Any) -> Any:
+        seen.append(args[0]["CUDA_VISIBLE_DEVICES"])
+        return SimpleNamespace(start=lambda: None)
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    for nproc, per_gpu, jobs, groups in (
+        (1, None, 4, ["0", "1", "2", "3"]),
+        (2, None, 2, ["0,1", "2,3"]),
+        (3, None, 1, ["0,1,2"]),
+        (2, 2, 4, ["0,1", "2,3", "0,1", "2,3"]),
+        (4, 1, 1, ["0,1,2,3"]),
+    ):
+        local = Local(tmp_path, None, nproc, cells, per_gpu)
+        seen.clear()
+        for number in range(local.jobs):
+            local.start(cells[0], number)
+        assert (local.jobs, seen) == (jobs, groups)
+    with pytest.raises(RequestError, match="--nproc 5: each process takes a GPU, of 4"):
+        Local(tmp_path, None, 5, cells, None)
     assert Local(tmp_path, None, 1, cells_of(["data=synthetic", "train.device=cpu"], None), None).gpus == []
 
 

@@ -51,6 +51,7 @@ def test_inputs_of_the_windows_tile_the_stream_and_targets_are_one_later(corpus:
 def test_a_batch_is_the_same_however_it_is_asked_for(corpus: Corpus, cuts: list[int]) -> None:
     first = corpus.windows - 16  # over the end of a pass
     whole = corpus.batch(first, 32)
+    assert corpus.batch(first, 0).shape == (0, whole.shape[1])  # of a rank that has no sequence
     assert whole.dtype == torch.int64
     starts = np.cumsum([0, *cuts[:-1]])
     parts = [corpus.batch(first + int(start), count) for start, count in zip(starts, cuts, strict=True)]
@@ -132,6 +133,7 @@ def test_three_documents_of_ten_tokens(tmp_path: Path) -> None:
     corpus = opened(path, seq_len=32, allow_repeat=True)
     corpus.require(80)
     assert corpus.batch(76, 4).shape == (4, 33)
+    assert corpus.batch(76, 0).shape == (0, 33)
     assert corpus.epoch(79) > 0
     assert corpus.validation.shape[1] == 33
     assert any("in a circle" in line for line in notes(path, seq_len=32))

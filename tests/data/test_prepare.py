@@ -341,7 +341,7 @@ def test_any_number_of_threads_gives_the_same_bits(cache: Path, small: None) -> 
             )
 
 
-class Counting(ByteTokenizer):
+class Refusing(ByteTokenizer):
     """Refuses the word `bad`."""
 
     def encode_documents(self, documents: list[bytes]) -> list[np.ndarray]:
@@ -358,7 +358,7 @@ def test_batches_are_read_a_few_ahead_and_errors_arrive_in_their_place() -> None
             read.append(i)
             yield [b"bad" if i == 20 else b"x" * i], i
 
-    stream = pool.encoded(batches(10**6), Counting(), 2)
+    stream = pool.encoded(batches(10**6), Refusing(), 2)
     assert [(i, encoded.lengths.tolist()) for (encoded, i), _ in zip(stream, range(5), strict=False)] == [
         (i, [i + 1]) for i in range(5)
     ]
@@ -366,8 +366,27 @@ def test_batches_are_read_a_few_ahead_and_errors_arrive_in_their_place() -> None
     assert len(read) <= 6 + 2 * pool.AHEAD
     seen: list[int] = []
     with pytest.raises(RequestError, match="bad"):
-        seen.extend(i for _, i in pool.encoded(batches(50), Counting(), 3))
+        seen.extend(i for _, i in pool.encoded(batches(50), Refusing(), 3))
     assert seen == list(range(20))
+
+
+LONG = """
+import time
+from abovemup.data.pool import encoded
+from abovemup.data.tokenizer import ByteTokenizer
+class Long(ByteTokenizer):
+    def encode_documents(self, documents):
+        if documents == [b"long"]:
+            time.sleep(600)
+        return super().encode_documents(documents)
+stream = encoded(iter([([b"short"], 0), *[([b"long"], i) for i in range(1, 9)]]), Long(), 2)
+assert next(stream)[1] == 0
+stream.close()
+"""
+
+
+def test_a_long_document_does_not_keep_a_process_that_ends() -> None:
+    subprocess.run([sys.executable, "-c", LONG], check=True, timeout=120)
 
 
 def test_another_tokenizer_column_or_text_is_another_corpus(cache: Path, text: Path) -> None:
