@@ -71,7 +71,13 @@ def main() -> NoReturn:
     """The console script: runs what was typed and exits with the code that README lists."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal in ASCII gets an é as \xe9
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        # A rank: threads of torch that wake up while Python ends would end it by a signal, one time in ten.
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

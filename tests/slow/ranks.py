@@ -3,6 +3,7 @@
 Rank 0 also trains the run on its own, as one process, and compares: losses, norms and weights.
 """
 
+import os
 import sys
 import zlib
 from dataclasses import replace
@@ -319,3 +320,4 @@ def main(folder: Path, layouts: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2:])
+    os._exit(0)  # as `abovemup.cli.main.main` does, and why
