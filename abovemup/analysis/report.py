@@ -47,8 +47,7 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     lost = [f"{f'Left out, {name}: ' if name else ''}{why}" for name, why in without.items()]
     if not scans:
         raise RequestError(lost[0])
-    bounds = {name: bound(next((run for _, run in sources[name].runs.iterrows()), None), norm) for name in scans}
-    drawn, left_out = figures.drawn(figures.OF_ARMS, scans, norm, bounds)
+    drawn, left_out = figures.drawn(figures.OF_ARMS, scans, norm, {n: bound(sources[n].runs, norm) for n in scans})
     said = [told[key] for key in ("verdict", "conditions") if key in told] + lost + left_out
     sections: list[dict[str, Any]] = [{"title": "All", "sentences": said, "figures": drawn, "tables": {}}]
     sections += [section(name, sources[name], norm, f"{i}-") for i, name in enumerate(scans, 1)]
@@ -74,14 +73,15 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     return {"figures": figure_count, "files": 3 * figure_count + 2 * tables}
 
 
-def bound(run: "pd.Series[Any] | None", norm: str) -> float | None:
+def bound(runs: pd.DataFrame, norm: str) -> float | None:
     """Where weight decay holds a norm in which its layer's role steps; None without decay, and for other steps."""
-    if run is None:  # of others: a table says less of them
+    if runs.empty:  # those of others: a table says less of them
         return None
+    run = runs.iloc[0]  # an arm has one decay
     layer, _, name = norm.rpartition("/")
     role = layer if layer in ("embedding", "head") else "hidden"
     scale, decay = (run.get(f"optimizer.roles.{role}.{key}") for key in ("scale", "weight_decay"))
-    decay = run.get("optimizer.weight_decay") if decay is None or pd.isna(decay) else decay
+    decay = run.get("optimizer.weight_decay") if pd.isna(decay) else decay
     steps = {name, "sign"} if role == "head" else {name}  # whose norm is the head's, too
     if not decay or run.get(f"optimizer.roles.{role}.norm") not in steps or run["optimizer.norm_control"] != "decay":
         return None

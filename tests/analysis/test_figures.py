@@ -170,7 +170,7 @@ def test_a_norm_grows_under_decay_to_its_bound() -> None:
     ],
 )
 def test_where_decay_holds_a_norm(overrides: list[str], norm: str, expected: float | None) -> None:
-    assert bound(pd.Series(flatten(compose(overrides))), norm) == (expected and pytest.approx(expected))
+    assert bound(pd.DataFrame([flatten(compose(overrides))]), norm) == (expected and pytest.approx(expected))
 
 
 def test_panels_and_models_stand_in_the_order_of_their_numbers() -> None:
