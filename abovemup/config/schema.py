@@ -263,6 +263,8 @@ class Parallel:
 
     name: Literal["single", "ddp", "fsdp"] = "single"  # ddp: weights on every rank; fsdp: sharded by rows (FSDP2)
     replicate: Size = 1  # fsdp: groups of ranks that hold all the weights together (hybrid sharding)
+    tensor: Size = 1  # fsdp: ranks that share the heads, the FFN and the vocabulary of one sequence
+    dtype: Literal["float32", "bfloat16"] = "float32"  # what is sent of gradients and of steps
 
 
 @dataclass(frozen=True, kw_only=True)

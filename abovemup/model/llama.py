@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from abovemup.config.schema import Model, NormPlacement, Parameterization, Role
+from abovemup.geometry.msign import local, whole
 from abovemup.geometry.parameterization import attention_scale, depth_init, init_norm, residual_multipliers
 from abovemup.model.init import init_parameter
 from abovemup.model.layers import Embedding, Linear, RMSNorm, document_mask, rope_angles, rotate
@@ -79,9 +80,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)  # (B, T, heads, head_dim)
-        q = rotate(self.q_norm(self.wq(x).view(heads)), cos, sin)
-        k = rotate(self.k_norm(self.wk(x).view(heads)), cos, sin)
-        v = self.v_norm(self.wv(x).view(heads))
+        q = rotate(local(self.q_norm(self.wq(x).view(heads))), cos, sin)
+        k = rotate(local(self.k_norm(self.wk(x).view(heads))), cos, sin)
+        v = local(self.v_norm(self.wv(x).view(heads)))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
@@ -170,7 +171,7 @@ class Llama(nn.Module):
         mask = None if self.eot is None else document_mask(tokens, self.eot)
         x = self.stream(self.embedding(tokens), mask)
         if targets is None:
-            return self.logits(x)
+            return whole(self.logits(x))
         if self.loss_chunk:
             return chunked_loss(self.logits, x, targets, self.loss_chunk)
         return loss_sum(self.logits(x), targets)

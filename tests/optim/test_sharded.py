@@ -127,10 +127,11 @@ def test_what_is_sent_is_what_the_docstring_says(world: int, sharded: bool, monk
 
 
 def test_experts_that_are_sharded_stay_where_they_are() -> None:
-    owners = object.__new__(Owners)
+    owners, matrix = object.__new__(Owners), torch.zeros(8, 4)
+    owners.cut = False
     for owners.sharded in (False, True):
-        assert owners.needs(NORMS["rms_to_rms"], (8, 4))
-        assert owners.needs(NORMS["rms_to_rms"], (6, 8, 4)) is not owners.sharded
-        assert owners.needs(NORMS["rms"], (8,)) is owners.sharded
-        assert not owners.needs(NORMS["one_to_rms"], (8, 4))
+        assert owners.needs(NORMS["rms_to_rms"], matrix)
+        assert owners.needs(NORMS["rms_to_rms"], matrix.expand(6, 8, 4)) is not owners.sharded
+        assert owners.needs(NORMS["rms"], matrix[0]) is owners.sharded
+        assert not owners.needs(NORMS["one_to_rms"], matrix)
     assert cost((6, 8, 4)) == 6 * cost((8, 4))
