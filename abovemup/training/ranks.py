@@ -1,6 +1,7 @@
 """The processes of a run: which one this is, what it has of the work, what all agree on, and how they end together."""
 
 import json
+import logging
 import os
 import signal
 import time
@@ -151,7 +152,8 @@ class Ranks:
         if parallel.name == "ddp":
             replica = nn.parallel.DistributedDataParallel(model)
             if dtype is torch.bfloat16:
-                replica.register_comm_hook(None, bf16_compress_hook)
+                # By its own name DDP takes it between GPUs only.
+                replica.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
             return replica, Owners(None, sharded=False, dtype=dtype)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -169,6 +171,8 @@ class Ranks:
 
             divide(model, mesh["tensor"])
             loss_parallel().__enter__()  # for good: every loss of this process is one
+            # Of two dimensions a tensor is gathered in two steps, which torch would say each time.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         if self.world > self.tensor:
             policy = MixedPrecisionPolicy(reduce_dtype=dtype)
             for module in (*model.layers, model):

@@ -304,6 +304,19 @@ def check_experts(ranks: Ranks, parallel: Parallel) -> None:
             torch.testing.assert_close(whole(q.detach()), p.detach(), rtol=1e-5, atol=1e-6)
 
 
+def check_half(ranks: Ranks, parallel: Parallel) -> None:
+    """What is sent as bfloat16 is another run, though not far from it, and the same on every rank."""
+    exp, corpus = settings("scion", "plain")
+    full, half = (
+        Trainer(replace(exp, parallel=p), corpus, ranks=ranks) for p in (parallel, replace(parallel, dtype="bfloat16"))
+    )
+    rows, found = trained(full, 3), trained(half, 3)
+    assert found[-1]["loss"] != rows[-1]["loss"]
+    assert abs(found[-1]["loss"] - rows[-1]["loss"]) < 0.01 * rows[-1]["loss"]
+    digests = ranks.gather([zlib.crc32(w.contiguous().view(torch.uint8).numpy()) for w in weights(half).values()])
+    assert all(others == digests[0] for others in digests)
+
+
 def check_all(ranks: Ranks, parallel: Parallel, folder: Path) -> None:
     uneven = hardest(ranks, parallel)
     for optimizer in OPTIMIZERS:
@@ -314,6 +327,8 @@ def check_all(ranks: Ranks, parallel: Parallel, folder: Path) -> None:
                 check_resumed(exp, corpus, ranks, parallel, folder)
     check_masked(ranks, parallel)
     check_direction(ranks, parallel)
+    if ranks.world == 2:
+        check_half(ranks, parallel)
     for variant in ("tied", "small", "padded"):
         check(*settings("scion", variant), ranks, parallel)
     if parallel.replicate == 1:
