@@ -16,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Parameter
 
+from abovemup.bench import ranks as bench
+from abovemup.bench.step import blocks
 from abovemup.config.compose import compose
 from abovemup.config.schema import Experiment, Parallel
 from abovemup.data.corpus import Corpus, open_corpus
@@ -348,6 +350,9 @@ def main(folder: Path, layouts: list[str]) -> None:
                 check_all(ranks, parallel, folder)
             if ranks.world > 2:
                 check_bits(ranks, parallel)
+            if layout == "fsdp":  # what the bench compares is comparable; nothing is timed here
+                assert bench.step(ranks, blocks(16, 1, 8), 1).value > 0
+                assert bench.training(ranks, [o for o in TINY if not o.startswith("train.steps")], 1).value > 0
             if ranks.first:
                 print(f"{title(ranks, parallel)}: equal", flush=True)
 
