@@ -75,33 +75,53 @@ def train(
 
 
 def print_plan(e: "Experiment", processes: int, json: bool) -> None:
-    """Of a dry run the essentials: parameters, tokens, steps, memory of weights, gradients and optimizer state."""
+    """Of a dry run the essentials: parameters, tokens, steps, and what a step takes.
+
+    How long it takes is said where there is a GPU, or there may be: train.device=cuda, or several processes and no CPU.
+    """
     from rich.filesize import decimal
 
     from abovemup.cli.output import print_json, print_table
     from abovemup.cli.routes import vocabulary
-    from abovemup.training.routes import sizes, table
+    from abovemup.training.estimate import ASSUMED, Estimate
+    from abovemup.training.routes import table
 
-    size = sizes(table(e))
+    t, m, o, s, d = e.train, e.model, e.optimizer, e.schedule, e.data
+    estimate, batch = Estimate(e, table(e), processes), t.batch_size * t.seq_len
+    count, memory, flops, sent = estimate.parameters, estimate.memory(), estimate.flops(), estimate.sent()
+    timed = t.device == "cuda" or (t.device == "auto" and processes > 1)
     if json:
-        print_json({"config": asdict(e), "processes": processes, **size})
+        found = {"parameters": count, **memory, "flops": flops, "sent": sent}
+        found |= {"seconds": estimate.seconds(), "assumed": ASSUMED} if timed else {}
+        print_json({"config": asdict(e), "processes": processes, **found})
         return
     for sentence in e.cannot_match:
         print(f"{e.experiment} cannot match: {sentence}")
-    t, m, o, s, d = e.train, e.model, e.optimizer, e.schedule, e.data
-    count, *known = (size[name] for name in ("parameters", "weights", "gradients", "state"))
-    parts = zip(("weights", "gradients", "optimizer state"), known, strict=True)
-    memory = ", ".join(f"{name} {'not known' if n is None else decimal(n)}" for name, n in parts)
+
+    def listed(sizes: dict[str, Any]) -> str:
+        whole = decimal(round(sum(filter(None, sizes.values())))) + (
+            " each process, about" if processes > 1 else ", about"
+        )
+        known = {name: "not known" if n is None else decimal(round(n)) for name, n in sizes.items() if n != 0}
+        return f"{whole}: {', '.join(f'{name} {text}' for name, text in known.items())}"
+
     plan = {
         "experiment": e.experiment,
         "model": f"{m.name}: {count:,} parameters, width {m.width}, depth {m.depth}, vocabulary {vocabulary(e)}",
         "optimizer": f"{o.name} under {e.parameterization.name}: lr {o.lr:g}, momentum {o.momentum:g}",
         "schedule": f"{s.name}: warmup {s.warmup}, decay {s.decay} steps",
         "data": d.name if d.path is None else f"{d.name}: {d.path}",
-        "batch": f"{t.batch_size} x {t.seq_len} = {t.batch_size * t.seq_len:,} tokens",
+        "batch": f"{t.batch_size} x {t.seq_len} = {batch:,} tokens",
         "steps": f"{t.steps:,}",
         "tokens": f"{t.tokens:,}",
         "processes": f"{processes}, parallel={e.parallel.name}",
-        "memory": f"{decimal(sum(filter(None, known)))} before activations: {memory}",
+        "memory": listed(memory),
+        "FLOPs of a step": f"{flops['model']:.3g}, and {flops['msign'] / flops['model']:.2%} more for msign",
     }
+    if processes > 1:
+        plan["sent in a step"] = listed(sent)
+    if timed:
+        least, most = estimate.seconds()
+        plan["time of a step"] = f"{least:.3g} to {most:.3g} s: {batch / most:,.0f} to {batch / least:,.0f} tokens/s"
+        plan["assumed"] = ASSUMED
     print_table(["", ""], plan.items())
