@@ -1,6 +1,7 @@
 """A step on paper: what a rank holds, computes and sends, and how long that would take (`abovemup train --dry-run`)."""
 
 from math import prod
+from typing import Any
 
 from abovemup.config.schema import Experiment, Model
 from abovemup.geometry.norms import NORMS, SPECTRAL, VECTOR
@@ -12,16 +13,11 @@ from abovemup.training.routes import sizes
 # FLOP/s of dense products (NVIDIA's data sheets, without sparsity; float32 without TF32), by the names torch has.
 HOPPER = {"bfloat16": 989e12, "float32": 67e12, "float64": 67e12}
 AMPERE = {"bfloat16": 312e12, "float32": 19.5e12, "float64": 19.5e12}
-PEAKS = {"NVIDIA H100 80GB HBM3": HOPPER, "NVIDIA H200": HOPPER}
-PEAKS |= {"NVIDIA A100-SXM4-40GB": AMPERE, "NVIDIA A100-SXM4-80GB": AMPERE}
-# What `seconds` assumes: H100 SXM, and InfiniBand NDR (400 Gbit/s) at each GPU.
-UTILISATION = 0.4  # of the peak, by everything that is computed
-NODE, NVLINK, NETWORK = 8, 450e9, 50e9  # GPUs; bytes/s that a GPU sends within a node, and out of it
-ASSUMED = (
-    f"H100 SXM at {UTILISATION:.0%} of {HOPPER['bfloat16'] / 1e12:g} TFLOP/s (float32: {HOPPER['float32'] / 1e12:g}), "
-    f"{NVLINK / 1e9:g} GB/s in nodes of {NODE}, {NETWORK / 1e9:g} GB/s a GPU between them; "
-    "communication hidden, or not at all"
-)
+PEAKS = dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), HOPPER)
+PEAKS |= dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), AMPERE)
+# InfiniBand NDR is 400 Gbit/s.
+ASSUMED = "H100 SXM at 40 % of 989 TFLOP/s (67 in float32); a GPU sends 450 GB/s in its node of 8, 50 GB/s out of it"
+UTILISATION, NODE, NVLINK, NETWORK = 0.4, 8, 450e9, 50e9
 
 
 def kept(m: Model, dtype: str) -> int:
@@ -34,13 +30,9 @@ def kept(m: Model, dtype: str) -> int:
     wide = dtype == "float32"
     size, sites = 4 if wide else 2, NORM_SITES[m.norm_placement]
     d, q, kv, ffn = m.width, m.heads * m.head_dim, m.kv_heads * m.head_dim, m.ffn
-    normed = {
-        "residual": (2 * d, 2),
-        "qk": (q + kv, m.heads + m.kv_heads),
-        "vo": (q + kv, m.kv_heads + 1),
-        "mlp": (ffn, 1),
-    }
-    norms = sum(4 * ((1 + m.gains) * normed[site][0] + normed[site][1]) for site in sites & normed.keys())
+    entries = {"residual": 2 * d, "qk": q + kv, "vo": q + kv, "mlp": ffn}
+    rows = {"residual": 2, "qk": m.heads + m.kv_heads, "vo": m.kv_heads + 1, "mlp": 1}
+    norms = sum(4 * ((1 + m.gains) * entries[site] + rows[site]) for site in sites - {"output"})
     matrices = size * ((2 if wide else 5) * d + 4 * ffn) + ("vo" in sites and not wide) * size * q
     return norms + matrices + size * 2 * (q + kv) + 4 * m.heads
 
@@ -61,28 +53,27 @@ class Estimate:
     def __init__(self, e: Experiment, routes: list[Route], world: int) -> None:
         self.e, self.world = e, world
         self.size = sizes(routes)
-        self.parameters: int = self.size["parameters"]
+        self.count: int = self.size["parameters"]
         self.ddp, self.fsdp = (world > 1 and e.parallel.name == name for name in ("ddp", "fsdp"))
         self.n = world // e.parallel.replicate if self.fsdp else world
         self.windows = -(-e.train.batch_size // world)
-        micro = self.windows if e.train.micro_batch == "auto" else e.train.micro_batch
-        self.micro = min(micro, self.windows)
+        micro = e.train.micro_batch
+        self.micro = self.windows if micro == "auto" else min(micro, self.windows)
         self.blocks = sum(prod(r.shape) for r in routes if r.name.startswith("layers."))
-        self.root = self.parameters - self.blocks  # what FSDP2 keeps whole between forward and backward
-        self.hidden = sum(prod(r.shape) for r in routes if r.role == "hidden")
+        self.root = self.count - self.blocks  # what FSDP2 keeps whole between forward and backward
         self.head = e.model.vocab_size * e.model.width
         whole = (SPECTRAL, VECTOR) if self.fsdp else (SPECTRAL,)
         self.shapes = [r.shape for r in routes if r.rule in NORMS and NORMS[r.rule].geometry in whole]
         self.owned = [[self.shapes[i] for i in own] for own in assign(tuple(self.shapes), self.n)]
 
-    def memory(self) -> dict[str, int | None]:
+    def memory(self) -> dict[str, Any]:
         """Bytes. weights, gradients 4 N and the optimizer's state, over n under fsdp; None for a user's own optimizer.
 
         activations   T (depth * `kept` + the inputs of the last norm and the head); with train.recompute a block keeps
                       4 width, and one is whole. Token ids and rotary tables are not counted.
         logits        4 T vocabulary, three times: log-probabilities, their gradient, and that of the logits; of
                       train.loss_chunk positions where that is set.
-        casts         2 for each entry of a matrix, of all ranks' under fsdp too: what autocast multiplies with.
+        casts         2 for each entry of the blocks and the head, whole under fsdp too: what autocast multiplies with.
         buffers       fsdp: 4, whole, for weights and gradients of the root and of two blocks (the next is fetched
                       meanwhile); ddp: its buckets of gradients, 4 N.
         """
@@ -97,14 +88,14 @@ class Estimate:
         return held | {
             "activations": tokens * (blocks + last),
             "logits": 3 * 4 * m.vocab_size * min(tokens, getattr(t, "loss_chunk", 0) or tokens),
-            "casts": low * 2 * (self.hidden + self.head),
-            "buffers": unsharded if self.fsdp else self.ddp * 4 * self.parameters,
+            "casts": low * 2 * (self.blocks + self.head),
+            "buffers": unsharded if self.fsdp else self.ddp * 4 * self.count,
         }
 
     def flops(self) -> dict[str, float]:
         """Of all ranks together, but for `owner`.
 
-        model        6 a token for each entry of a hidden matrix and the head, and 12 depth * heads * head_dim * seq_len
+        model        6 a token for each entry of the blocks and the head, and 12 depth * heads * head_dim * seq_len
                      for attention, of which the causal half is not taken off (PaLM, arXiv:2204.02311, appendix B).
         recomputed   a third of it: of the blocks with train.recompute, of the head with train.loss_chunk.
         msign        `msign_flops` of each matrix; 0 for the SVD of msign.method=exact, which is not counted.
@@ -112,11 +103,11 @@ class Estimate:
         """
         m, t, sign = self.e.model, self.e.train, self.e.optimizer.msign
         attention = 2 * m.depth * m.heads * m.head_dim * t.seq_len
-        again = getattr(t, "recompute", False) * (self.hidden + attention)
+        again = getattr(t, "recompute", False) * (self.blocks + attention)
         again += (getattr(t, "loss_chunk", 0) > 0) * self.head
         tokens, steps = t.batch_size * t.seq_len, 0 if sign.method == "exact" else sign.steps
         owned = [sum(msign_flops(shape, steps) for shape in own if len(shape) > 1) for own in self.owned]
-        model = 6 * tokens * (self.hidden + self.head + attention)
+        model = 6 * tokens * (self.blocks + self.head + attention)
         return {"model": model, "recomputed": 2 * tokens * again, "msign": sum(owned), "owner": max(owned)}
 
     def sent(self) -> dict[str, float]:
@@ -129,7 +120,7 @@ class Estimate:
                     the owners, and what it owns back, (M + (n-2) m) / n, which is 2 (n-1)/n^2 M if all own as much;
                     ddp: a ring all-gather, in which all send as much, (n-1) m.
         """
-        n, r, count = self.n, self.e.parallel.replicate, self.parameters
+        n, r, count = self.n, self.e.parallel.replicate, self.count
         size = 2 if getattr(self.e.parallel, "dtype", "float32") == "bfloat16" else 4
         owned, passes = [sum(map(prod, own)) for own in self.owned], -(-self.windows // self.micro)
         ring, most = size * (n - 1) / n, max(owned)
