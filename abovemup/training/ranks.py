@@ -19,9 +19,9 @@ from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.resolve import cores
 from abovemup.config.schema import Experiment, Parallel, Train
 from abovemup.model.llama import Llama
+from abovemup.model.loss import IGNORE
 from abovemup.optim.sharded import Owners
 
-IGNORE = -100  # a target that is not scored
 TIMEOUT = 600.0  # seconds that a rank waits for another in an exchange
 PATIENCE = 5.0  # seconds that it waits for the others to say why the run ends
 

@@ -27,7 +27,7 @@ from abovemup.tracking.records import Record
 from abovemup.training.checkpoint import State
 from abovemup.training.device import memory
 from abovemup.training.estimate import PEAKS, Estimate
-from abovemup.training.evaluate import Interrupted, evaluate, inputs, loss_sum, scored
+from abovemup.training.evaluate import Interrupted, evaluate, inputs, scored
 from abovemup.training.ranks import ALONE, Ranks
 
 
@@ -63,10 +63,12 @@ class Trainer:
         torch.manual_seed(exp.train.seed)  # for a user's own optimizer; nothing of ours draws from it
         self.model.init_weights(exp.train.seed)
         self.model.to(device)
+        self.model.loss_chunk, self.model.recompute = exp.train.loss_chunk, exp.train.recompute
+        if exp.train.compile:
+            for block in self.model.layers:  # one after another the same graph, and names stay the plain ones
+                block.compile(dynamic=False)
         self.spread, owners = ranks.spread(self.model, exp.parallel)
         self.shards = owners.world if owners is not None and owners.sharded else 1
-        # Compiled beside the model, not instead of it: names in checkpoints and logs stay the plain ones.
-        self.forward = torch.compile(self.spread, dynamic=False) if exp.train.compile else self.spread
         # named_parameters gives a tied tensor once; its name and role are those of `specs`.
         routes = routing_table(specs(self.model), exp)
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
@@ -143,7 +145,7 @@ class Trainer:
 
     def evaluate(self) -> Record:
         size = self.exp.eval.batch
-        loss = evaluate(self.forward, self.validation, size, self.device, self.autocast, self.stop, self.ranks)
+        loss = evaluate(self.spread, self.validation, size, self.device, self.autocast, self.stop, self.ranks)
         result: Record = {"val/loss": loss}
         if self.corpus.bytes_per_token is not None:
             result["val/bits_per_byte"] = loss / math.log(2) / self.corpus.bytes_per_token
@@ -184,8 +186,7 @@ class Trainer:
     def backward(self, windows: Tensor, total: float) -> Tensor:
         """Add the gradients of one micro-batch, windows (b, seq_len + 1); returns its summed loss."""
         with self.autocast():
-            logits = self.forward(inputs(windows))
-        loss = loss_sum(logits, windows[:, 1:])
+            loss = self.spread(inputs(windows), windows[:, 1:])
         (loss / total).backward()
         return loss.detach()
 

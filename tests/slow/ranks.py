@@ -20,12 +20,12 @@ from abovemup.config.compose import compose
 from abovemup.config.schema import Experiment, Parallel
 from abovemup.data.corpus import Corpus, open_corpus
 from abovemup.geometry.msign import whole
+from abovemup.model.loss import IGNORE
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from abovemup.optim.sharded import Owners, local
 from abovemup.optim.steepest import SteepestDescent
 from abovemup.training import checkpoint
-from abovemup.training.evaluate import IGNORE
 from abovemup.training.ranks import ALONE, Ranks, join
 from abovemup.training.trainer import Trainer
 from tests.optim.make import Spec, experiment

@@ -10,9 +10,10 @@ import torch.distributed as dist
 
 from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError, RunFailed
+from abovemup.model.loss import IGNORE
 from abovemup.training import ranks as module
 from abovemup.training.device import placed
-from abovemup.training.evaluate import IGNORE, inputs, scored
+from abovemup.training.evaluate import inputs, scored
 from abovemup.training.ranks import ALONE, Ranks, Silent, report
 
 
