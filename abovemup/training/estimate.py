@@ -20,8 +20,9 @@ ASSUMED = "H100 SXM at 40 % of 989 TFLOP/s (67 in float32); a GPU sends 450 GB/s
 UTILISATION, NODE, NVLINK, NETWORK = 0.4, 8, 450e9, 50e9
 
 
-def kept(m: Model, dtype: str) -> int:
-    """Bytes a token that autograd keeps of one block, with attention that keeps no T x T scores (flash).
+def kept(m: Model, dtype: str, tensor: int = 1) -> int:
+    """Bytes a token that autograd keeps of one block, with attention that keeps no T x T scores (flash), on each of
+    `tensor` ranks that share heads and FFN.
 
     Of matrices the input (in autocast a bfloat16 copy for each; in float32 they share one), of a norm its input in
     float32 and a length a row, with gains its output too; queries, keys, values, output and log-sum-exp of attention;
@@ -29,12 +30,13 @@ def kept(m: Model, dtype: str) -> int:
     """
     wide = dtype == "float32"
     size, sites = 4 if wide else 2, NORM_SITES[m.norm_placement]
-    d, q, kv, ffn = m.width, m.heads * m.head_dim, m.kv_heads * m.head_dim, m.ffn
+    heads, kv_heads, d, ffn = m.heads // tensor, m.kv_heads // tensor, m.width, m.ffn // tensor
+    q, kv = heads * m.head_dim, kv_heads * m.head_dim
     entries = {"residual": 2 * d, "qk": q + kv, "vo": q + kv, "mlp": ffn}
-    rows = {"residual": 2, "qk": m.heads + m.kv_heads, "vo": m.kv_heads + 1, "mlp": 1}
+    rows = {"residual": 2, "qk": heads + kv_heads, "vo": kv_heads + 1, "mlp": 1}
     norms = sum(4 * ((1 + m.gains) * entries[site] + rows[site]) for site in sites - {"output"})
     matrices = size * ((2 if wide else 5) * d + 4 * ffn) + ("vo" in sites and not wide) * size * q
-    return norms + matrices + size * 2 * (q + kv) + 4 * m.heads
+    return norms + matrices + size * 2 * (q + kv) + 4 * heads
 
 
 def msign_flops(shape: Shape, steps: int) -> int:
@@ -47,24 +49,26 @@ class Estimate:
     """Of the busiest of `world` ranks, as `Ranks.settle` left the experiment; all counts are of one step.
 
     N is the number of parameters, n the ranks that hold them together (fsdp) or divide the steps among them, T the
-    tokens of a micro-batch on a rank.
+    tokens of a micro-batch on a rank, t is parallel.tensor.
     """
 
     def __init__(self, e: Experiment, routes: list[Route], world: int) -> None:
-        self.e, self.world = e, world
+        self.e, self.world, self.bytes = e, world, 4 if e.train.dtype == "float32" else 2
         self.size = sizes(routes)
         self.count: int = self.size["parameters"]
         self.ddp, self.fsdp = (world > 1 and e.parallel.name == name for name in ("ddp", "fsdp"))
         self.n = world // e.parallel.replicate if self.fsdp else world
-        self.windows = -(-e.train.batch_size // world)
-        micro = e.train.micro_batch
-        self.micro = self.windows if micro == "auto" else min(micro, self.windows)
+        self.tensor = getattr(e.parallel, "tensor", 1)
+        self.windows = -(-e.train.batch_size // (world // self.tensor))
+        asked = e.train.micro_batch
+        micro = self.windows if asked == "auto" else min(asked, self.windows)
+        self.tokens, self.passes = micro * e.train.seq_len, -(-self.windows // micro)
         self.blocks = sum(prod(r.shape) for r in routes if r.name.startswith("layers."))
         self.root = self.count - self.blocks  # what FSDP2 keeps whole between forward and backward
         self.head = e.model.vocab_size * e.model.width
         whole = (SPECTRAL, VECTOR) if self.fsdp else (SPECTRAL,)
-        self.shapes = [r.shape for r in routes if r.rule in NORMS and NORMS[r.rule].geometry in whole]
-        self.owned = [[self.shapes[i] for i in own] for own in assign(tuple(self.shapes), self.n)]
+        shapes = tuple(r.shape for r in routes if r.rule in NORMS and NORMS[r.rule].geometry in whole)
+        self.owned = [[shapes[i] for i in own] for own in assign(shapes, self.n)]
 
     def memory(self) -> dict[str, Any]:
         """Bytes. weights, gradients 4 N and the optimizer's state, over n under fsdp; None for a user's own optimizer.
@@ -76,20 +80,20 @@ class Estimate:
         casts         2 for each entry of the blocks and the head, whole under fsdp too: what autocast multiplies with.
         buffers       fsdp: 4, whole, for weights and gradients of the root and of two blocks (the next is fetched
                       meanwhile); ddp: its buckets of gradients, 4 N.
+
+        Each of t ranks has of a block's activations what `kept` says, and 1/t of the last three.
         """
-        m, t, parts = self.e.model, self.e.train, self.n if self.fsdp else 1
+        m, t, parts, tokens = self.e.model, self.e.train, self.n if self.fsdp else 1, self.tokens
         held = {k: None if self.size[k] is None else self.size[k] // parts for k in ("weights", "gradients", "state")}
-        low, block, tokens = t.dtype == "bfloat16", kept(m, t.dtype), self.micro * t.seq_len
-        last = (2 if low else 4) * m.width + ("output" in NORM_SITES[m.norm_placement]) * 4 * (
-            1 + (1 + m.gains) * m.width
-        )
-        blocks = 4 * m.width * m.depth + block if getattr(t, "recompute", False) else block * m.depth
+        block = kept(m, t.dtype, self.tensor)
+        blocks = 4 * m.width * m.depth + block if t.recompute else block * m.depth
+        norm = 4 * (1 + (1 + m.gains) * m.width) if "output" in NORM_SITES[m.norm_placement] else 0
         unsharded = 8 * (self.root + min(2, m.depth) * self.blocks // m.depth)
         return held | {
-            "activations": tokens * (blocks + last),
-            "logits": 3 * 4 * m.vocab_size * min(tokens, getattr(t, "loss_chunk", 0) or tokens),
-            "casts": low * 2 * (self.blocks + self.head),
-            "buffers": unsharded if self.fsdp else self.ddp * 4 * self.count,
+            "activations": tokens * (blocks + norm + self.bytes * m.width),
+            "logits": 3 * 4 * m.vocab_size * min(tokens, t.loss_chunk or tokens) // self.tensor,
+            "casts": (self.bytes == 2) * 2 * (self.blocks + self.head) // self.tensor,
+            "buffers": (unsharded if self.fsdp else self.ddp * 4 * self.count) // self.tensor,
         }
 
     def flops(self) -> dict[str, float]:
@@ -103,32 +107,37 @@ class Estimate:
         """
         m, t, sign = self.e.model, self.e.train, self.e.optimizer.msign
         attention = 2 * m.depth * m.heads * m.head_dim * t.seq_len
-        again = getattr(t, "recompute", False) * (self.blocks + attention)
-        again += (getattr(t, "loss_chunk", 0) > 0) * self.head
+        again = t.recompute * (self.blocks + attention) + (t.loss_chunk > 0) * self.head
         tokens, steps = t.batch_size * t.seq_len, 0 if sign.method == "exact" else sign.steps
         owned = [sum(msign_flops(shape, steps) for shape in own if len(shape) > 1) for own in self.owned]
         model = 6 * tokens * (self.blocks + self.head + attention)
         return {"model": model, "recomputed": 2 * tokens * again, "msign": sum(owned), "owner": max(owned)}
 
     def sent(self) -> dict[str, float]:
-        """Bytes: 4 an element, 2 with parallel.dtype=bfloat16. p: forward and backward passes of a step.
+        """Bytes: 4 an element, of gradients and steps 2 with parallel.dtype=bfloat16. In p passes, forward and back:
 
-        weights     fsdp: gathered forward and backward, the root once: p (n-1)/n (2 blocks + root)
-        gradients   fsdp: scattered, p (n-1)/n N; ddp: one ring all-reduce, 2 (n-1)/n N
-        replicas    fsdp with r = parallel.replicate > 1: gradient shards, all-reduced: p 2 (r-1)/r N/n
-        steps       of M entries in matrices (`optim.sharded`), m of them of the owner that has most. fsdp: the shard to
-                    the owners, and what it owns back, (M + (n-2) m) / n, which is 2 (n-1)/n^2 M if all own as much;
-                    ddp: a ring all-gather, in which all send as much, (n-1) m.
+        weights       fsdp: gathered forward and backward, the root once: p (s-1)/s (2 blocks + root) / t, s = n / t
+        gradients     fsdp: scattered, p (s-1)/s N/t; ddp: one ring all-reduce, 2 (n-1)/n N
+        replicas      fsdp with r = parallel.replicate > 1: gradient shards, all-reduced: p 2 (r-1)/r N/n
+        steps         of M entries in matrices (`optim.sharded`), m of them of the owner that has most. fsdp: the shard
+                      to the owners, and what it owns back, (M + (n-2) m) / n, which is 2 (n-1)/n^2 M if all own as
+                      much; ddp, and with t > 1: a ring all-gather, in which all send as much, (n-1) m.
+        activations   t > 1: all-reduced behind each half of a block and the embedding, and in front of them and the
+                      head on the way back: p 2 (2 depth + 1) 2 (t-1)/t T width. moments: completed, (n-1)/n M.
         """
-        n, r, count = self.n, self.e.parallel.replicate, self.count
+        n, r, t, p, m = self.n, self.e.parallel.replicate, self.tensor, self.passes, self.e.model
         size = 2 if getattr(self.e.parallel, "dtype", "float32") == "bfloat16" else 4
-        owned, passes = [sum(map(prod, own)) for own in self.owned], -(-self.windows // self.micro)
-        ring, most = size * (n - 1) / n, max(owned)
+        owned = [sum(map(prod, own)) for own in self.owned]
+        gathered = {"steps": size * (n - 1) * max(owned)}
         if not self.fsdp:
-            return {"gradients": 2 * ring * count, "steps": size * (n - 1) * most}
-        found = {"weights": passes * ring * (2 * self.blocks + self.root), "gradients": passes * ring * count}
-        found |= {"replicas": passes * 2 * size * (r - 1) / r * count / n} if r > 1 else {}
-        return found | {"steps": size * (sum(owned) + (n - 2) * most) / n}
+            return {"gradients": 2 * size * (n - 1) / n * self.count} | gathered
+        ring = p * (n - t) / n / t
+        found = {"weights": 4 * ring * (2 * self.blocks + self.root), "gradients": size * ring * self.count}
+        found |= {"replicas": p * 2 * size * (r - 1) / r * self.count / n} if r > 1 else {}
+        if t == 1:
+            return found | {"steps": size * (sum(owned) + (n - 2) * max(owned)) / n}
+        reduced = p * 2 * (2 * m.depth + 1) * 2 * (t - 1) / t * self.tokens * m.width
+        return found | gathered | {"moments": 4 * (n - 1) / n * sum(owned), "activations": reduced * self.bytes}
 
     def seconds(self) -> tuple[float, float]:
         """Of a step under `ASSUMED`: communication all hidden behind the computation, or all after it.
@@ -138,9 +147,10 @@ class Estimate:
         """
         flops, e = self.flops(), self.e
         computing = flops["model"] + flops["recomputed"]
-        computing *= self.windows / e.train.batch_size / HOPPER[e.train.dtype]
+        computing *= self.windows / e.train.batch_size / self.tensor / HOPPER[e.train.dtype]
         computing = (computing + flops["owner"] / HOPPER[e.optimizer.msign.dtype]) / UTILISATION
         ring, direct = (NVLINK, NVLINK) if self.n <= NODE else (NODE * NETWORK, NETWORK)
-        links = {"replicas": NVLINK if self.world <= NODE else NETWORK, "steps": direct if self.fsdp else ring}
+        links = {"replicas": NVLINK if self.world <= NODE else NETWORK, "activations": NVLINK}
+        links |= {"steps": direct} if self.fsdp and self.tensor == 1 else {}
         sending = sum(size / links.get(name, ring) for name, size in self.sent().items())
         return max(computing, sending), computing + sending

@@ -1,6 +1,7 @@
 """What a step takes, on paper and counted: what autograd keeps, logits that live at once, and what ranks send."""
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -9,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,10 +40,10 @@ def built(e: Experiment) -> tuple[Llama, torch.Tensor]:
     return net, torch.arange(4 * 32).view(4, 32) % 64
 
 
-def loss(net: torch.nn.Module, e: Experiment, tokens: torch.Tensor) -> torch.Tensor:
+def loss(net: Any, e: Experiment, tokens: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", torch.bfloat16, enabled=e.train.dtype == "bfloat16"):
-        logits = net(tokens)
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten(), reduction="sum")
+        found: torch.Tensor = net(tokens, tokens)
+    return found
 
 
 @pytest.mark.parametrize(("dtype", "gains"), [("float32", False), ("float32", True), ("bfloat16", False)])
@@ -71,27 +71,49 @@ def test_what_autograd_keeps(tiny: Experiment, dtype: Any, gains: bool) -> None:
         assert sum(n for n, _ in kept.values()) - ROPE == paper, placement
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_three_of_the_logits_live_at_once(tiny: Experiment, dtype: Any) -> None:
-    e = replace(tiny, train=replace(tiny.train, dtype=dtype))
-    size, live, most = 4 * 4 * 32 * e.model.vocab_size, set[int](), 0
+class Live(TorchDispatchMode):
+    """The storages that operations have made and that are still there: their sizes, and how many of each at most."""
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            nonlocal most
-            found = op(*args, **(kwargs or {}))
-            for t in torch.utils._pytree.tree_leaves(found):
-                if isinstance(t, torch.Tensor) and (storage := t.untyped_storage()).nbytes() == size:
-                    if id(storage) not in live:
-                        live.add(id(storage))
-                        weakref.finalize(storage, live.discard, id(storage))
-                    most = max(most, len(live))
-            return found
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.most: Counter[int] = Counter()
 
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = op(*args, **(kwargs or {}))
+        for t in torch.utils._pytree.tree_leaves(found):
+            if isinstance(t, torch.Tensor) and id(storage := t.untyped_storage()) not in self.sizes:
+                self.sizes[id(storage)] = storage.nbytes()
+                weakref.finalize(storage, self.sizes.pop, id(storage))
+        self.most |= Counter(self.sizes.values())
+        return found
+
+
+@pytest.mark.parametrize(("dtype", "chunk"), [("float32", 0), ("bfloat16", 0), ("bfloat16", 32)])
+def test_three_of_the_logits_live_at_once(tiny: Experiment, dtype: Any, chunk: int) -> None:
+    e = replace(tiny, train=replace(tiny.train, dtype=dtype, loss_chunk=chunk))
     net, tokens = built(e)
-    with Watch():
+    net.loss_chunk = chunk
+    with Live() as live:
         loss(net, e, tokens).backward()
-    assert most * size == Estimate(e, table(e), 1).memory()["logits"]
+    size = 4 * (chunk or 4 * 32) * e.model.vocab_size
+    assert live.most[size] * size == Estimate(e, table(e), 1).memory()["logits"]
+
+
+def test_a_block_that_is_computed_again_keeps_its_input(tiny: Experiment) -> None:
+    kept, paper = [], []
+    for depth in (2, 3):
+        model = replace(tiny.model, depth=depth)
+        e = replace(tiny, model=model, train=replace(tiny.train, recompute=True))
+        net, tokens = built(e)
+        net.recompute = True
+        with Live() as live:
+            end = loss(net, e, tokens)
+            kept.append(sum(live.sizes.values()))
+        assert end.grad_fn is not None
+        found = Estimate(e, table(e), 1).memory()
+        paper.append(found["activations"] + found["weights"])  # of which there are views
+    assert kept[1] - kept[0] == paper[1] - paper[0]
 
 
 class Wire(TorchDispatchMode):
