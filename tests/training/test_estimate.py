@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,18 +13,21 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from abovemup.config.compose import compose
 from abovemup.config.schema import Experiment
+from abovemup.data.corpus import open_corpus
 from abovemup.geometry.msign import msign
 from abovemup.model.llama import NORM_SITES, Llama
 from abovemup.model.roles import specs
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from abovemup.optim.sharded import Owners
-from abovemup.training.estimate import Estimate, msign_flops
+from abovemup.training.estimate import PEAKS, Estimate, msign_flops
 from abovemup.training.ranks import Ranks
 from abovemup.training.routes import table
+from abovemup.training.trainer import Trainer
 from tests.slow.process import tiny as overrides
 
 ROPE = 2 * 32 * 4 * 4  # bytes of cosines and sines, which the paper leaves out: length, half of head_dim, float32
@@ -184,9 +188,32 @@ def test_what_is_sent(parallel: list[str], names: dict[str, str]) -> None:
 
 
 def test_the_flops_of_an_msign() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
     for shape in ((24, 8), (8, 24), (16, 16)):
         with FlopCounterMode(display=False) as counter:
             msign(torch.randn(shape), steps=5)
         assert counter.get_total_flops() == msign_flops(shape, 5)
+
+
+def test_utilisation_is_of_the_peak_where_that_is_known(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    e = compose(overrides("train.device=cpu"))
+    corpus = open_corpus(e)
+    row = Trainer(e, corpus).advance()
+    assert row is not None
+    assert "mfu" not in row
+    monkeypatch.setitem(PEAKS, "a CPU", {"float32": 1e12})
+    row = Trainer(e, corpus, ranks=Ranks(0, 2)).advance()
+    assert row is not None
+    steps = row["tokens_per_second"] / (4 * 32)
+    assert row["mfu"] == pytest.approx(steps * Estimate(e, table(e), 2).flops()["model"] / 2e12)
+
+
+def test_flops_are_those_of_a_forward_and_backward_pass(tiny: Experiment) -> None:
+    """All products, but for those of the embedding; of attention twice the forward ones, as PaLM counts them, and not
+    the one more that flash attention makes."""
+    net, tokens = built(tiny)
+    with FlopCounterMode(display=False) as counter:
+        loss(net, tiny, tokens).backward()
+    attention = 12 * 2 * 4 * 8 * 32 * tokens.numel()
+    paper = Estimate(tiny, table(tiny), 1).flops()["model"]
+    products = {str(op): n for op, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(op)}
+    assert sum(products.values()) == paper - attention
