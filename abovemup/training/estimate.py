@@ -58,7 +58,7 @@ class Estimate:
         self.count: int = self.size["parameters"]
         self.ddp, self.fsdp = (world > 1 and e.parallel.name == name for name in ("ddp", "fsdp"))
         self.n = world // e.parallel.replicate if self.fsdp else world
-        self.tensor = getattr(e.parallel, "tensor", 1)
+        self.tensor = e.parallel.tensor
         self.windows = -(-e.train.batch_size // (world // self.tensor))
         asked = e.train.micro_batch
         micro = self.windows if asked == "auto" else min(asked, self.windows)
@@ -126,7 +126,7 @@ class Estimate:
                       head on the way back: p 2 (2 depth + 1) 2 (t-1)/t T width. moments: completed, (n-1)/n M.
         """
         n, r, t, p, m = self.n, self.e.parallel.replicate, self.tensor, self.passes, self.e.model
-        size = 2 if getattr(self.e.parallel, "dtype", "float32") == "bfloat16" else 4
+        size = 2 if self.e.parallel.dtype == "bfloat16" else 4
         owned = [sum(map(prod, own)) for own in self.owned]
         gathered = {"steps": size * (n - 1) * max(owned)}
         if not self.fsdp:
