@@ -235,6 +235,7 @@ class Norms:
 class Checkpoint:
     every: Cadence
     keep: Size
+    asynchronous: bool
 
 
 @dataclass(frozen=True, kw_only=True)
