@@ -186,8 +186,7 @@ class Leg:
         self.last: Record = {}  # of each key the newest value, over all legs
         self.best_val = math.inf
         self.checkpointed: int | None = None  # the step of the newest checkpoint of this leg
-        self.thread = ThreadPoolExecutor(1)
-        self.writing: Future[None] = Future()  # the checkpoint that the thread writes
+        self.writing: Future[None] = Future()  # the checkpoint that a thread writes
         self.writing.set_result(None)
 
     def run(self, last_row: int | None) -> Outcome:
@@ -287,11 +286,11 @@ class Leg:
         if not all(finite for [finite] in self.ranks.gather([state.finite()])):
             self.terminal.note(f"diverged: a weight or a momentum is not finite after step {trainer.t}.")
             return False
-        self.writing.result()  # and raises what its thread has
+        self.writing.result()  # one after the other; raises what the thread has raised
         if self.ranks.first:
             self.jsonl.sync()
         if self.exp.checkpoint.asynchronous:
-            self.writing = self.thread.submit(self.save, state.copied())
+            self.writing = ThreadPoolExecutor(1).submit(self.save, state.copied())
         else:
             self.save(state)
         self.checkpointed = trainer.t

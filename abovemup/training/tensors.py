@@ -48,7 +48,7 @@ def read(tensors: dict[str, Tensor], folder: Path) -> None:
 
 class Writer(dcp.FileSystemWriter):
     def __init__(self, folder: Path, complete: Callable[[], None]) -> None:
-        super().__init__(folder, per_thread_copy_ahead=0)  # copying ahead would ask for a GPU, also in a thread
+        super().__init__(folder, per_thread_copy_ahead=0)  # copying ahead, a thread would use the first GPU
         self.complete = complete
 
     def storage_meta(self) -> None:
