@@ -1,6 +1,7 @@
 """The batched optimizer step against the same step a matrix at a time, and against torch.optim.Muon."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn import Parameter
@@ -9,6 +10,7 @@ from torch.optim import Muon, Optimizer
 from abovemup.bench.loop import seconds
 from abovemup.bench.ratio import Ratio
 from abovemup.config.resolve import cores
+from abovemup.optim.sharded import Owners
 from abovemup.optim.steepest import SteepestDescent
 
 Shape = tuple[int, int]
@@ -48,8 +50,8 @@ def muon(params: list[Parameter]) -> Optimizer:
     return Muon(params, lr=LR, momentum=MOMENTUM, nesterov=False, weight_decay=0.0)
 
 
-def steepest(params: Sequence[object], dtype: str) -> Optimizer:
-    return SteepestDescent(params, lr=LR, norm="keller_jordan", momentum=MOMENTUM, msign_dtype=dtype)  # type: ignore[arg-type]
+def steepest(params: Any, dtype: str, owners: Owners | None = None) -> Optimizer:
+    return SteepestDescent(params, lr=LR, norm="keller_jordan", momentum=MOMENTUM, msign_dtype=dtype, owners=owners)
 
 
 def compare(

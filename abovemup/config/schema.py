@@ -213,8 +213,10 @@ class Train:
     seed: Seed  # the initialisation
     device: Literal["auto", "cpu", "cuda", "mps"]
     dtype: Literal["float32", "bfloat16"]  # bfloat16: autocast over float32 master weights
-    compile: bool
+    compile: bool  # block by block
     threads: Annotated[int, Range(1, 1024, "Or null: what suits this machine."), Open()]
+    recompute: bool = False  # a block keeps its input only, and is computed once more in the backward pass
+    loss_chunk: Annotated[int, Range(0, 2**40)] = 0  # positions whose logits exist at a time in the loss; 0: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,6 +264,8 @@ class Parallel:
 
     name: Literal["single", "ddp", "fsdp"] = "single"  # ddp: weights on every rank; fsdp: sharded by rows (FSDP2)
     replicate: Size = 1  # fsdp: groups of ranks that hold all the weights together (hybrid sharding)
+    tensor: Size = 1  # fsdp: ranks that share the heads, the FFN and the vocabulary of one sequence
+    dtype: Literal["float32", "bfloat16"] = "float32"  # what is sent of gradients and of steps
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,11 @@ def whole(x: Any) -> Tensor:
     return x.full_tensor() if hasattr(x, "full_tensor") else x
 
 
+def local(x: Any) -> Tensor:
+    """The part of a sharded tensor (a DTensor) that is here, as a view; another tensor is all here."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
 def home(x: Tensor) -> Tensor:
     """x where float64 exists: on the CPU instead of an Apple GPU."""
     return x.cpu() if x.device.type == "mps" else x

@@ -6,11 +6,14 @@ from fractions import Fraction
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from abovemup.config.schema import Model, NormPlacement, Parameterization, Role
+from abovemup.geometry.msign import local, whole
 from abovemup.geometry.parameterization import attention_scale, depth_init, init_norm, residual_multipliers
 from abovemup.model.init import init_parameter
 from abovemup.model.layers import Embedding, Linear, RMSNorm, document_mask, rope_angles, rotate
+from abovemup.model.loss import chunked_loss, loss_sum
 from abovemup.model.roles import Tag, tagged_parameters
 
 # Where norms can stand: on the queries and keys of each head (qk), on the values of each head and the input
@@ -77,9 +80,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
         heads = (*x.shape[:-1], -1, self.head_dim)  # (B, T, heads, head_dim)
-        q = rotate(self.q_norm(self.wq(x).view(heads)), cos, sin)
-        k = rotate(self.k_norm(self.wk(x).view(heads)), cos, sin)
-        v = self.v_norm(self.wv(x).view(heads))
+        q = rotate(local(self.q_norm(self.wq(x).view(heads))), cos, sin)
+        k = rotate(local(self.k_norm(self.wk(x).view(heads))), cos, sin)
+        v = local(self.v_norm(self.wv(x).view(heads)))
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         y = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
@@ -122,13 +125,16 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """tokens (B, T) int64 -> logits (B, T, ids or V), float32 also under autocast.
+    """tokens (B, T) int64 -> logits (B, T, ids or V), float32 also under autocast; given targets (B, T) their summed
+    loss instead (`loss_sum`).
 
     Its parameters are empty until `init_weights`; on the meta device it costs nothing. A tied model computes
     logits = x E^T / d, which is the head's rule with the multiplier outside (Above MuP, part 3).
 
     `ids`, where it is set, is how many of the V rows are in use: the others start as zeros, have no logits, and so
-    no gradient. `eot`, where it is set, is the id at which a document begins: none sees another.
+    no gradient. `eot`, where it is set, is the id at which a document begins: none sees another. To save memory, the
+    logits of the loss exist for `loss_chunk` positions at a time (0: of all), and with `recompute` a block keeps its
+    input only and is computed once more in the backward pass.
     """
 
     def __init__(self, cfg: Model, p: Parameterization):
@@ -136,6 +142,7 @@ class Llama(nn.Module):
         self.cfg = cfg
         self.ids: int | None = None
         self.eot: int | None = None
+        self.loss_chunk, self.recompute = 0, False
         vocabulary, width = (cfg.vocab_size, cfg.vocab_size), sizes(cfg, p)["width"]  # a vocabulary does not grow
         self.embedding = Embedding(cfg.vocab_size, cfg.width, matrix_tag(cfg, p, "embedding", vocabulary, width))
         self.layers = nn.ModuleList(Block(cfg, p, layer) for layer in range(cfg.depth))
@@ -160,14 +167,29 @@ class Llama(nn.Module):
             for table in (self.embedding, self.head):
                 table.weight[self.ids :] = 0
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         mask = None if self.eot is None else document_mask(tokens, self.eot)
-        return self.decode(self.embedding(tokens), mask)
+        x = self.stream(self.embedding(tokens), mask)
+        if targets is None:
+            return whole(self.logits(x))
+        if self.loss_chunk:
+            return chunked_loss(self.logits, x, targets, self.loss_chunk)
+        return loss_sum(self.logits(x), targets)
 
-    def decode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """From behind the embedding on: streams (B, T, d), and which places look at which if not all earlier ones."""
+    def decode(self, x: Tensor) -> Tensor:
+        """Logits from streams (B, T, d), from behind the embedding on."""
+        return self.logits(self.stream(x))
+
+    def stream(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Through the blocks: streams (B, T, d), and which places look at which if not all earlier ones."""
         cos, sin = rope_angles(x.shape[-2], self.cfg.head_dim, self.cfg.rope_theta, x)
         for layer in self.layers:
-            x = layer(x, cos, sin, mask)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(layer, x, cos, sin, mask, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, cos, sin, mask)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
         logits = self.head(self.final_norm(x))[..., : self.ids]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -4,7 +4,9 @@ Row by row, entry by entry: such norms need no rank but the one that holds the r
 a vector, needs whole goes to an owner. With every weight on every rank (DDP) the owners' steps are gathered: one
 all-gather a step. With weights sharded by rows (FSDP2) the shards go to the owners, and the steps back: two
 all-to-alls a step, over all matrices. With N elements in matrices and n ranks a rank sends N / n elements to each
-other one in the first case (its own steps), and N / n^2, twice, in the second.
+other one in the first case (its own steps), and N / n^2, twice, in the second. Weights that tensor parallelism cuts are
+completed first, each by an all-gather over the ranks that cut it, and steps come as in the first case and are sliced.
+`parallel.dtype` is what is sent of gradients and steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +26,6 @@ Owned = list[list[int]]  # of each rank, the indices of what it owns
 Direct = Callable[[list[int], list[Tensor]], list[Tensor]]
 
 
-def local(tensor: Any) -> Tensor:
-    """The part of a sharded tensor (a DTensor) that is here, as a view; another tensor is all here."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
 def like(tensor: Any, full: Tensor) -> Tensor:
     """`full`, which every rank has, sharded as `tensor` is."""
     if not hasattr(tensor, "placements"):
@@ -37,6 +34,16 @@ def like(tensor: Any, full: Tensor) -> Tensor:
 
     place = full.to(tensor.device)
     return distribute_tensor(place, tensor.device_mesh, tensor.placements, src_data_rank=None)
+
+
+def completed(tensor: Any, part: Tensor) -> Tensor:
+    """All of what is spread as `tensor` is and of which `part` is here. All its ranks have to call this."""
+    if not hasattr(tensor, "placements"):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    how: dict[str, Any] = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
+    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, **how).full_tensor()
 
 
 def rows(count: int, world: int) -> list[int]:
@@ -63,17 +70,22 @@ def assign(shapes: tuple[tuple[int, ...], ...], world: int) -> Owned:
 
 
 class Owners:
-    """The ranks of `group` (None: all); `sharded` is how they hold the weights: each its rows, or each all."""
+    """The ranks of `group` (None: all), and how they hold the weights: each its rows (`sharded`), each what tensor
+    parallelism has cut out for it (`cut`), or each all. `dtype`: what steps are sent in."""
 
-    def __init__(self, group: dist.ProcessGroup | None, sharded: bool) -> None:
-        self.group, self.sharded = group, sharded
+    def __init__(
+        self, group: dist.ProcessGroup | None, sharded: bool, cut: bool = False, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.group, self.sharded, self.cut, self.dtype = group, sharded, cut, dtype
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
 
-    def needs(self, ball: NormBall, shape: Shape) -> bool:
+    def needs(self, ball: NormBall, p: Any) -> bool:
         """Whether steps in this norm are divided among the ranks; a vector that all have costs less than sending it,
-        and of sharded experts (E, d_out, d_in) each is whole where it is."""
+        and of sharded experts (E, d_out, d_in) each is whole where it is. No norm is one of parts of rows."""
         if ball.geometry is SPECTRAL:
-            return not (self.sharded and len(shape) > 2)
+            return not (self.sharded and p.ndim > 2)
+        if self.cut:
+            return any(getattr(how, "dim", None) == p.ndim - 1 for how in p.placements)
         return self.sharded and ball.geometry is VECTOR
 
     def steps(self, shapes: Sequence[Shape], parts: list[Tensor], direct: Direct) -> list[Tensor]:
@@ -89,12 +101,12 @@ class Owners:
 
     def _all_gather(self, shapes: Sequence[Shape], parts: list[Tensor], owned: Owned, direct: Direct) -> list[Tensor]:
         sizes, mine = [[prod(shapes[i]) for i in indices] for indices in owned], owned[self.rank]
-        sent = parts[0].new_zeros(max(map(sum, sizes)))  # all send as much as the one that has most
+        sent = parts[0].new_zeros(max(map(sum, sizes)), dtype=self.dtype)  # all send as much as the one that has most
         if mine:
-            torch.cat([d.flatten() for d in direct(mine, [parts[i] for i in mine])], out=sent[: sum(sizes[self.rank])])
+            sent[: sum(sizes[self.rank])] = torch.cat([d.flatten() for d in direct(mine, [parts[i] for i in mine])])
         got = sent.new_empty(self.world * len(sent))
         dist.all_gather_single(got, sent, group=self.group)
-        chunks = zip(got.view(self.world, -1), sizes, strict=True)
+        chunks = zip(got.to(parts[0].dtype).view(self.world, -1), sizes, strict=True)
         return [piece for chunk, of in chunks for piece in chunk[: sum(of)].split(of)]
 
     def _all_to_all(self, shapes: Sequence[Shape], parts: list[Tensor], owned: Owned, direct: Direct) -> list[Tensor]:
@@ -113,9 +125,9 @@ class Owners:
     def _swap(self, tensors: list[Tensor], sent: list[int], got: list[int]) -> Tensor:
         """One all-to-all: so many elements to each rank, and so many from each."""
         flat = torch.cat([t.flatten() for t in tensors])
-        received = flat.new_empty(sum(got))
-        dist.all_to_all_single(received, flat, got, sent, group=self.group)
-        return received
+        received = flat.new_empty(sum(got), dtype=self.dtype)
+        dist.all_to_all_single(received, flat.to(self.dtype), got, sent, group=self.group)
+        return received.to(flat.dtype)
 
 
 def complete(optimizer: Optimizer, *_: Any) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from abovemup.geometry.msign import METHODS, msign
+from abovemup.geometry.msign import METHODS, local, msign
 from abovemup.geometry.norms import NORMS, NormBall
-from abovemup.optim.sharded import Owners, local
+from abovemup.optim.sharded import Owners, completed, like
 
 # Matrices of one shape go through msign together, up to this many elements: a stack is a copy.
 STACK = 2**24
@@ -87,7 +87,7 @@ class SteepestDescent(torch.optim.Optimizer):
             if group["weight_decay"] != 0:
                 torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
             ball, owners = NORMS[group["norm"]], self.owners
-            apart = [owners is not None and owners.needs(ball, p.shape) for p in params]
+            apart = [owners is not None and owners.needs(ball, p) for p in params]
             shared += [(group, p, m) for p, m, needs in zip(params, moments, apart, strict=True) if needs]
             here = [i for i, needs in enumerate(apart) if not needs]
             self._step_group(group, [weights[i] for i in here], [moments[i] for i in here])
@@ -113,8 +113,11 @@ class SteepestDescent(torch.optim.Optimizer):
                     found |= zip([own[m] for m in members], directions, strict=True)
             return [found[k] for k in range(len(mine))]
 
-        directions = owners.steps([p.shape for p in params], list(moments), direct)
+        parts = [completed(p, m) if owners.cut else m for p, m in zip(params, moments, strict=True)]
+        directions = owners.steps([p.shape for p in params], parts, direct)
         for group, p, direction in zip(groups, params, directions, strict=True):
+            if owners.cut:
+                direction = local(like(p, direction))
             local(p).add_(direction, alpha=-step_size(group, step_shape(p.shape, NORMS[group["norm"]])))
 
     def _moments(self, group: Group, params: list[Tensor]) -> list[Tensor]:

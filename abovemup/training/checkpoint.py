@@ -28,7 +28,7 @@ from torch import Tensor
 
 from abovemup.config.errors import RequestError
 from abovemup.config.io import write_whole
-from abovemup.optim.sharded import local
+from abovemup.geometry.msign import local
 
 STEP = re.compile(r"step_\d+")
 

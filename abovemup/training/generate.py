@@ -33,5 +33,6 @@ def write(model: Llama, coder: Coder, prompt: str, tokens: int, temperature: flo
     """A document that begins with `prompt`, and `tokens` tokens more; the last `context` tokens are seen."""
     begun = coder.encode(prompt)
     generator = torch.Generator().manual_seed(seed)
-    ids = sample(model, [coder.eot, *begun], tokens, temperature, generator, context)
+    with torch.compiler.set_stance("force_eager"):  # every length would be compiled
+        ids = sample(model, [coder.eot, *begun], tokens, temperature, generator, context)
     return coder.decode([*begun, *ids])

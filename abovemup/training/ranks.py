@@ -1,6 +1,7 @@
 """The processes of a run: which one this is, what it has of the work, what all agree on, and how they end together."""
 
 import json
+import logging
 import os
 import signal
 import time
@@ -14,14 +15,15 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.resolve import cores
 from abovemup.config.schema import Experiment, Parallel, Train
 from abovemup.model.llama import Llama
+from abovemup.model.loss import IGNORE
 from abovemup.optim.sharded import Owners
 
-IGNORE = -100  # a target that is not scored
 TIMEOUT = 600.0  # seconds that a rank waits for another in an exchange
 PATIENCE = 5.0  # seconds that it waits for the others to say why the run ends
 
@@ -46,6 +48,7 @@ class Ranks:
         self.rank, self.world, self.store = rank, world, store
         self.first = rank == 0  # the one that prints and writes
         self.saving: dist.ProcessGroup | None = None  # for checkpoints: a thread may write one beside the training
+        self.tensor = 1  # so many, one after another, have one share of a batch (`spread`)
         self.launcher = os.getppid()
         self.ending = False
 
@@ -91,13 +94,14 @@ class Ranks:
 
     def span(self, count: int) -> tuple[int, int]:
         """The first of `count` items that are this rank's, and how many: the first ranks may have one more."""
-        each, more = divmod(count, self.world)
-        return self.rank * each + min(self.rank, more), each + (self.rank < more)
+        place = self.rank // self.tensor
+        each, more = divmod(count, self.world // self.tensor)
+        return place * each + min(place, more), each + (place < more)
 
     def parts(self, windows: Tensor, size: int, count: int) -> list[Tensor]:
         """This rank's windows (n, seq_len + 1) of `count`, at most `size` at a time: as many times on every rank, since
         each forward pass is one of all. A rank that has fewer adds windows of which no token is scored."""
-        passes = -(-Ranks(0, self.world).span(count)[1] // size)
+        passes = -(-Ranks(0, self.world // self.tensor).span(count)[1] // size)
         parts = [part for part in windows.split(size) if len(part)]
         return parts + [windows.new_full((1, windows.shape[1]), IGNORE)] * (passes - len(parts))
 
@@ -107,12 +111,25 @@ class Ranks:
         if world > 1 and parallel.name == "single":
             if any(o.lstrip("+").startswith("parallel=") for o in overrides):
                 raise RequestError(f"parallel=single is one process, and there are {world}: use parallel=ddp or fsdp.")
-            parallel = Parallel(name="ddp")
+            parallel = replace(parallel, name="ddp" if parallel.tensor == 1 else "fsdp")
         if world > 1 and exp.train.micro_batch == "auto":
             raise RequestError(f"train.micro_batch=auto is for one process, and there are {world}: give a number.")
         if parallel.name == "fsdp" and world % parallel.replicate:
             raise RequestError(f"parallel.replicate={parallel.replicate} does not divide {world} processes.")
+        if parallel.tensor > 1:
+            self.check_tensor(exp, parallel)
         return replace(exp, parallel=parallel, choices=exp.choices | {"parallel": parallel.name})
+
+    def check_tensor(self, exp: Experiment, parallel: Parallel) -> None:
+        """Raises RequestError for what tensor parallelism cannot divide. FSDP2 shards no uneven parts further."""
+        n, model = parallel.tensor, exp.model
+        if parallel.name != "fsdp" or parallel.replicate > 1:
+            raise RequestError(f"parallel.tensor={n} goes with parallel=fsdp and parallel.replicate=1.")
+        sizes = {"the number of processes": self.world, "model.heads": model.heads, "model.kv_heads": model.kv_heads}
+        if self.world > n:
+            sizes |= {"model.ffn": model.ffn, "model.vocab_size": model.vocab_size}
+        if odd := [f"{name}, {size}" for name, size in sizes.items() if size % n]:
+            raise RequestError(f"parallel.tensor={n} does not divide {odd[0]}.")
 
     def occupy(self, train: Train) -> None:
         """Take this rank's threads and GPU. Raises RequestError where there are fewer GPUs than ranks."""
@@ -129,21 +146,40 @@ class Ranks:
 
         The mean of the ranks' gradients is what every rank then has (DDP), or has its rows of (FSDP2).
         """
+        self.tensor = parallel.tensor
         if self.store is None or parallel.name == "single":
             return model, None
+        dtype: torch.dtype = getattr(torch, parallel.dtype)
         if parallel.name == "ddp":
-            return nn.parallel.DistributedDataParallel(model), Owners(None, sharded=False)
+            replica = nn.parallel.DistributedDataParallel(model)
+            if dtype is torch.bfloat16:
+                # By its own name DDP takes it between GPUs only.
+                replica.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
+            return replica, Owners(None, sharded=False, dtype=dtype)
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         # The logits are a view, which nothing here changes in place.
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
-        shape = (parallel.replicate, self.world // parallel.replicate)
-        mesh = init_device_mesh(next(model.parameters()).device.type, shape, mesh_dim_names=("replicate", "shard"))
-        shards = mesh["shard"]
-        for module in (*model.layers, model):
-            fully_shard(module, mesh=shards if parallel.replicate == 1 else mesh)
-        return model, Owners(shards.get_group(), sharded=True)
+        copies = parallel.replicate
+        shape = (copies, self.world // copies // self.tensor, self.tensor)
+        device = next(model.parameters()).device.type
+        mesh = init_device_mesh(device, shape, mesh_dim_names=("replicate", "shard", "tensor"))
+        if self.tensor > 1:
+            from torch.distributed.tensor.parallel import loss_parallel
+
+            from abovemup.model.tensor import divide
+
+            divide(model, mesh["tensor"])
+            loss_parallel().__enter__()  # for good: every loss of this process is one
+            # Of two dimensions a tensor is gathered in two steps, which torch would say each time.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+        if self.world > self.tensor:
+            policy = MixedPrecisionPolicy(reduce_dtype=dtype)
+            for module in (*model.layers, model):
+                fully_shard(module, mesh=mesh["shard" if copies == 1 else ("replicate", "shard")], mp_policy=policy)
+        cut = self.tensor > 1
+        return model, Owners(None if cut else mesh["shard"].get_group(), sharded=not cut, cut=cut, dtype=dtype)
 
     # ---- how they end ----
 

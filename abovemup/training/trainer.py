@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +15,18 @@ from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.data.corpus import Corpus
+from abovemup.geometry.msign import local
 from abovemup.model.llama import Llama
 from abovemup.model.roles import specs
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from abovemup.optim.schedule import factor
-from abovemup.optim.sharded import local
 from abovemup.optim.state import make_room, state_by_name
 from abovemup.tracking.norms import NormTracker
 from abovemup.tracking.records import Record
 from abovemup.training.checkpoint import State, fill
 from abovemup.training.device import memory
-from abovemup.training.evaluate import Interrupted, evaluate, inputs, loss_sum, scored
+from abovemup.training.evaluate import Interrupted, evaluate, inputs, scored
 from abovemup.training.ranks import ALONE, Ranks
 
 
@@ -61,10 +62,11 @@ class Trainer:
         torch.manual_seed(exp.train.seed)  # for a user's own optimizer; nothing of ours draws from it
         self.model.init_weights(exp.train.seed)
         self.model.to(device)
+        self.model.loss_chunk, self.model.recompute = exp.train.loss_chunk, exp.train.recompute
+        if exp.train.compile:
+            for block in self.model.layers:  # one after another the same graph, and names stay the plain ones
+                block.compile(dynamic=False)
         self.spread, owners = ranks.spread(self.model, exp.parallel)
-        self.shards = owners.world if owners is not None and owners.sharded else 1
-        # Compiled beside the model, not instead of it: names in checkpoints and logs stay the plain ones.
-        self.forward = torch.compile(self.spread, dynamic=False) if exp.train.compile else self.spread
         # named_parameters gives a tied tensor once; its name and role are those of `specs`.
         routes = routing_table(specs(self.model), exp)
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
@@ -135,7 +137,7 @@ class Trainer:
 
     def evaluate(self) -> Record:
         size = self.exp.eval.batch
-        loss = evaluate(self.forward, self.validation, size, self.device, self.autocast, self.stop, self.ranks)
+        loss = evaluate(self.spread, self.validation, size, self.device, self.autocast, self.stop, self.ranks)
         result: Record = {"val/loss": loss}
         if self.corpus.bytes_per_token is not None:
             result["val/bits_per_byte"] = loss / math.log(2) / self.corpus.bytes_per_token
@@ -162,12 +164,28 @@ class Trainer:
                 self.spread.require_backward_grad_sync = not left
             # The ranks' gradients are averaged.
             losses.append(self.backward(part.to(self.device, non_blocking=True), total / self.ranks.world))
-        grad_norm = torch.nn.utils.get_total_norm(self.grads())
-        *sums, norm = torch.stack([*losses, grad_norm]).tolist()  # one synchronisation
+        *sums, norm = torch.stack([*losses, self.grad_norm()]).tolist()  # one synchronisation
         found = self.ranks.gather([sum(sums), norm])
         bad = [rank for rank, (loss, _) in enumerate(found) if not math.isfinite(loss)]
         self.bad = bad if len(bad) < self.ranks.world else []  # what all have is nobody's own
-        return sum(loss for loss, _ in found) / total, math.hypot(*(norm for _, norm in found[: self.shards]))
+        return sum(loss for loss, _ in found) / total, math.hypot(*(norm for _, norm in found))
+
+    def grad_norm(self) -> Tensor:
+        """Of what is here of every gradient: over the square root of how many ranks have it."""
+        copies: dict[int, list[Tensor]] = {}
+        for p in self.parameters.values():
+            if p.grad is not None:
+                p.grad = reduced(p.grad, p)
+                copies.setdefault(self.copies(p), []).append(local(p.grad))
+        norms = [torch.nn.utils.get_total_norm(grads) / n**0.5 for n, grads in copies.items()]
+        return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
+
+    def copies(self, p: Any) -> int:
+        """The number of ranks that have each of its entries."""
+        if not hasattr(p, "placements"):
+            return self.ranks.world
+        placed = zip(p.device_mesh.shape, p.placements, strict=True)
+        return math.prod(size for size, how in placed if how.is_replicate())
 
     def grads(self) -> list[Tensor]:
         """What is here of every gradient."""
@@ -176,8 +194,7 @@ class Trainer:
     def backward(self, windows: Tensor, total: float) -> Tensor:
         """Add the gradients of one micro-batch, windows (b, seq_len + 1); returns its summed loss."""
         with self.autocast():
-            logits = self.forward(inputs(windows))
-        loss = loss_sum(logits, windows[:, 1:])
+            loss = local(self.spread(inputs(windows), windows[:, 1:]))
         (loss / total).backward()
         return loss.detach()
 
@@ -239,6 +256,13 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+
+def reduced(grad: Any, p: Any) -> Tensor:
+    """A gradient spread as its parameter is, which each rank may have a part of the sum of."""
+    if not hasattr(p, "placements") or grad.placements == p.placements:
+        return grad
+    return grad.redistribute(placements=p.placements)
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from abovemup.bench import data, fits, loop, norms, startup, step
+from abovemup.bench import data, fits, loop, norms, ranks, startup, step
 from abovemup.bench.ratio import Ratio
 from abovemup.cli.main import run
 from abovemup.config.compose import compose
@@ -112,6 +112,7 @@ def test_a_missed_target_is_exit_code_1(
     monkeypatch.setattr(step, "steps", list)
     monkeypatch.setattr(data, "data", list)
     monkeypatch.setattr(fits, "fits", list)
+    monkeypatch.setattr(ranks, "ranks", list)
     monkeypatch.setattr(startup, "startup", lambda: Ratio("help", last, 1.0, "s", 3))
     assert run(["bench"]) == code
     table = capsys.readouterr().out

@@ -126,11 +126,27 @@ def test_what_is_sent_is_what_the_docstring_says(world: int, sharded: bool, monk
     assert network.elements == [[n for n in each for _ in range(world - 1)]] * world
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_is_sent_may_be_half_as_much(sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, g = connect(2, monkeypatch), torch.Generator().manual_seed(0)
+    wholes = [torch.randn(4, 3, generator=g) for _ in range(3)]
+
+    def work(rank: int) -> list[Tensor]:
+        parts = [t[2 * rank : 2 * rank + 2] if sharded else t for t in wholes]
+        return Owners(None, sharded, dtype=torch.bfloat16).steps([(4, 3)] * 3, parts, lambda mine, tensors: tensors)
+
+    for rank, found in enumerate(network.run(work)):
+        for part, t in zip(found, wholes, strict=True):
+            assert part.dtype == torch.float32
+            assert part.equal((t[2 * rank : 2 * rank + 2] if sharded else t).bfloat16().float())
+
+
 def test_experts_that_are_sharded_stay_where_they_are() -> None:
-    owners = object.__new__(Owners)
+    owners, matrix = object.__new__(Owners), torch.zeros(8, 4)
+    owners.cut = False
     for owners.sharded in (False, True):
-        assert owners.needs(NORMS["rms_to_rms"], (8, 4))
-        assert owners.needs(NORMS["rms_to_rms"], (6, 8, 4)) is not owners.sharded
-        assert owners.needs(NORMS["rms"], (8,)) is owners.sharded
-        assert not owners.needs(NORMS["one_to_rms"], (8, 4))
+        assert owners.needs(NORMS["rms_to_rms"], matrix)
+        assert owners.needs(NORMS["rms_to_rms"], matrix.expand(6, 8, 4)) is not owners.sharded
+        assert owners.needs(NORMS["rms"], matrix[0]) is owners.sharded
+        assert not owners.needs(NORMS["one_to_rms"], matrix)
     assert cost((6, 8, 4)) == 6 * cost((8, 4))

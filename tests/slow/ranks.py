@@ -16,16 +16,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Parameter
 
+from abovemup.bench import ranks as bench
+from abovemup.bench.step import blocks
 from abovemup.config.compose import compose
 from abovemup.config.schema import Experiment, Parallel
 from abovemup.data.corpus import Corpus, open_corpus
-from abovemup.geometry.msign import whole
+from abovemup.geometry.msign import local, whole
+from abovemup.model.loss import IGNORE
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
-from abovemup.optim.sharded import Owners, local
+from abovemup.optim.sharded import Owners
 from abovemup.optim.steepest import SteepestDescent
 from abovemup.training import checkpoint
-from abovemup.training.evaluate import IGNORE
 from abovemup.training.ranks import ALONE, Ranks, join
 from abovemup.training.tensors import Reader
 from abovemup.training.trainer import Trainer
@@ -59,8 +61,14 @@ VARIANTS: dict[str, list[str]] = {
     "accumulated": ["train.batch_size=8", "train.micro_batch=1"],  # and clipped at half the norm
     "tied": ["model.tie_embeddings=true", "optimizer.norm_control=pre_decay", "optimizer.weight_decay=0.5"],
     "small": ["train.batch_size=1"],  # less than one sequence a rank
+    # An FFN of 7 and 257 ids are cut in two; heads cannot be.
+    "cut": [
+        *UNEVEN,
+        *("model.heads=2", "model.kv_heads=2", "model.head_dim=10", "model.base.head_dim=10", "model.ffn=7"),
+        "model.norm_placement=everywhere",
+    ],
+    "padded": ["model.vocab_size=300", "train.loss_chunk=7", "train.recompute=true"],
 }
-MATRIX = ("plain", "uneven", "accumulated")
 
 
 def settings(optimizer: str, variant: str) -> tuple[Experiment, Corpus]:
@@ -113,7 +121,8 @@ def same_tensors(a: dict[str, Any], b: dict[str, Any], where: str = "") -> None:
 
 
 def title(ranks: Ranks, parallel: Parallel) -> str:
-    return f"{parallel.name}{ranks.world}" + f"x{parallel.replicate}" * (parallel.replicate > 1)
+    copies, tensor = f"x{parallel.replicate}" * (parallel.replicate > 1), f"t{parallel.tensor}" * (parallel.tensor > 1)
+    return f"{parallel.name}{ranks.world}{copies}{tensor}"
 
 
 def check(exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Parallel) -> tuple[Trainer, Trainer]:
@@ -122,6 +131,7 @@ def check(exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Parallel) -> 
     held = sum(local(p).numel() for p in many.parameters.values())
     everything = sum(p.numel() for p in one.parameters.values())
     shards = 1 if parallel.name == "ddp" else ranks.world // parallel.replicate
+    assert ranks.tensor == parallel.tensor
     assert held <= everything / shards + 1000
     rows, found = trained(many, 3), weights(many)
     if ranks.first:
@@ -156,9 +166,8 @@ def check_resumed(exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Paral
         for e, r in layouts.values():
             trainer = Trainer(e, corpus, ranks=r)
             trainer.load(checkpoint.load(path), path)
-            again = trainer.state(2).tensors()
-            whole_again = {name: whole(t) for name, t in again.items()}
-            assert same_bits(whole_again, read(path).tensors())
+            found = {name: whole(t) for name, t in trainer.state(2).tensors().items()}
+            assert same_bits(found, read(path).tensors())
             trained(trainer, 3)
             ends.append(weights(trainer))
     for end in ends[1:]:
@@ -166,7 +175,7 @@ def check_resumed(exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Paral
 
 
 def check_files(path: Path, ranks: Ranks, parallel: Parallel) -> None:
-    """A rank's file has what the rank held, once: nothing that is sharded is whole in any, and all have as much."""
+    """Each number is in one rank's file, and nothing that is sharded is whole in any."""
     entries = Reader(path).metadata.state_dict_metadata
     sizes = [(path / f"__{rank}_0.distcp").stat().st_size for rank in range(ranks.world)]
     assert len([*path.glob("*.distcp")]) == ranks.world
@@ -177,13 +186,19 @@ def check_files(path: Path, ranks: Ranks, parallel: Parallel) -> None:
     for name, entry in entries.items():
         parts = [chunk.sizes for chunk in entry.chunks if chunk.sizes.numel()]
         assert sum(part.numel() for part in parts) == entry.size.numel(), name
-        assert len(parts) == (min(shards, -(-entry.size[0] // -(-entry.size[0] // shards))) if entry.size else 1), name
+        if len(entry.size) > 1 and min(entry.size) >= shards > 1:
+            assert entry.size not in parts, name
+
+
+def hardest(ranks: Ranks, parallel: Parallel) -> str:
+    """Of the variants that this layout can divide."""
+    return "uneven" if parallel.tensor == 1 else "cut" if ranks.world == parallel.tensor else "plain"
 
 
 def check_bits(ranks: Ranks, parallel: Parallel) -> None:
     """After 20 steps the weights are the same bits on every rank, and when the run is repeated."""
     for optimizer in ("adam", "scion"):
-        exp, corpus = settings(optimizer, "uneven")
+        exp, corpus = settings(optimizer, hardest(ranks, parallel))
         seldom = {"norms": replace(exp.norms, every=20), "eval": replace(exp.eval, every=20)}
         exp = replace(exp, train=replace(exp.train, steps=20), parallel=parallel, **seldom)
         found = []
@@ -291,13 +306,15 @@ def check_absent(ranks: Ranks, parallel: Parallel) -> None:
 
 
 def check_experts(ranks: Ranks, parallel: Parallel) -> None:
-    """Of a mixture of experts (E, d_out, d_in): one matrix each, sharded by expert; some ranks have none."""
+    """Of a mixture of experts (E, d_out, d_in): one matrix each, sharded by expert, of which some ranks have none, or
+    all cut in their rows."""
+    how, cut = Shard(int(parallel.tensor > 1)), parallel.tensor > 1
     mesh, g = init_device_mesh("cpu", (ranks.world,)), torch.Generator().manual_seed(1)
     for norm in ("rms_to_rms", "one_to_rms", "sign"):
         values = [torch.randn(shape, generator=g) for shape in ((5, 4, 3), (2, 4, 3), (4, 3))]
-        spread: Any = (lambda t: distribute_tensor(t, mesh, [Shard(0)])) if parallel.name == "fsdp" else torch.clone
+        spread: Any = (lambda t: distribute_tensor(t, mesh, [how])) if parallel.name == "fsdp" else torch.clone
         one, many = [Parameter(v.clone()) for v in values], [Parameter(spread(v)) for v in values]
-        owners = Owners(None, parallel.name == "fsdp")
+        owners = Owners(None, parallel.name == "fsdp" and not cut, cut)
         optimizers = [SteepestDescent(one, 0.1, norm, momentum=0.9)]
         optimizers += [SteepestDescent(many, 0.1, norm, momentum=0.9, owners=owners)]
         for _ in range(3):
@@ -310,31 +327,53 @@ def check_experts(ranks: Ranks, parallel: Parallel) -> None:
             torch.testing.assert_close(whole(q.detach()), p.detach(), rtol=1e-5, atol=1e-6)
 
 
+def check_half(ranks: Ranks, parallel: Parallel) -> None:
+    """What is sent as bfloat16 is another run, though not far from it, and the same on every rank."""
+    exp, corpus = settings("scion", "plain")
+    full, half = (
+        Trainer(replace(exp, parallel=p), corpus, ranks=ranks) for p in (parallel, replace(parallel, dtype="bfloat16"))
+    )
+    rows, found = trained(full, 3), trained(half, 3)
+    assert found[-1]["loss"] != rows[-1]["loss"]
+    assert abs(found[-1]["loss"] - rows[-1]["loss"]) < 0.01 * rows[-1]["loss"]
+    digests = ranks.gather([zlib.crc32(w.contiguous().view(torch.uint8).numpy()) for w in weights(half).values()])
+    assert all(others == digests[0] for others in digests)
+
+
 def check_all(ranks: Ranks, parallel: Parallel, folder: Path) -> None:
+    uneven = hardest(ranks, parallel)
     for optimizer in OPTIMIZERS:
-        for variant in MATRIX if ranks.world == 2 else MATRIX[1:]:  # plain is in the others
+        for variant in (*(["plain"] if ranks.world == 2 else []), uneven, "accumulated"):  # plain is in the others
             exp, corpus = settings(optimizer, variant)
             check(exp, corpus, ranks, parallel)
-            if variant == "uneven" and optimizer in ("adam", "scion"):  # the two kinds of state
+            if variant == uneven and optimizer in ("adam", "scion"):  # the two kinds of state
                 check_resumed(exp, corpus, ranks, parallel, folder)
     check_masked(ranks, parallel)
     check_direction(ranks, parallel)
-    for variant in ("tied", "small"):
+    if ranks.world == 2:
+        check_half(ranks, parallel)
+    for variant in ("tied", "small", "padded"):
         check(*settings("scion", variant), ranks, parallel)
     if parallel.replicate == 1:
-        check_absent(ranks, parallel)
         check_experts(ranks, parallel)
+    if parallel.replicate == parallel.tensor == 1:
+        check_absent(ranks, parallel)
 
 
 def main(folder: Path, layouts: list[str]) -> None:
     torch.set_num_threads(1)
     with join() as ranks:
-        for name, _, replicate in (layout.partition("x") for layout in layouts):
-            parallel = Parallel(name=name, replicate=int(replicate or 1))  # type: ignore[arg-type]
+        for layout in layouts:
+            name, _, tensor = layout.partition("t")
+            name, _, replicate = name.partition("x")
+            parallel = Parallel(name=name, replicate=int(replicate or 1), tensor=int(tensor or 1))  # type: ignore[arg-type]
             if title(ranks, parallel) != "ddp3":
                 check_all(ranks, parallel, folder)
             if ranks.world > 2:
                 check_bits(ranks, parallel)
+            if layout == "fsdp":  # what the bench compares is comparable; nothing is timed here
+                assert bench.step(ranks, blocks(16, 1, 8), 1).value > 0
+                assert bench.training(ranks, [o for o in TINY if not o.startswith("train.steps")], 1).value > 0
             if ranks.first:
                 print(f"{title(ranks, parallel)}: equal", flush=True)
 

@@ -27,11 +27,11 @@ main()
 """
 NAN = """
 import os
-from abovemup.training import trainer
-plain = trainer.loss_sum
+from abovemup.model import llama
+plain = llama.loss_sum
 def loss_sum(logits, targets):
     return plain(logits, targets) * (float("nan") if os.environ["RANK"] == "1" else 1)
-trainer.loss_sum = loss_sum
+llama.loss_sum = loss_sum
 from abovemup.cli.main import main
 main()
 """
@@ -57,7 +57,9 @@ def torchrun(folder: Path, ranks: int, *arguments: str) -> Ended:
     return Ended(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize(("ranks", "layouts"), [(2, ["ddp", "fsdp"]), (3, ["ddp", "fsdp"]), (4, ["fsdpx2"])])
+@pytest.mark.parametrize(
+    ("ranks", "layouts"), [(2, ["ddp", "fsdp", "fsdpt2"]), (3, ["ddp", "fsdp"]), (4, ["fsdpx2", "fsdpt2"])]
+)
 def test_every_layout_is_the_single_process(ranks: int, layouts: list[str], tmp_path: Path) -> None:
     end = torchrun(Path.cwd(), ranks, "-m", "tests.slow.ranks", str(tmp_path), *layouts)
     assert end.code == 0, end.err[-3000:]

@@ -10,9 +10,10 @@ import torch.distributed as dist
 
 from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError, RunFailed
+from abovemup.model.loss import IGNORE
 from abovemup.training import ranks as module
 from abovemup.training.device import placed
-from abovemup.training.evaluate import IGNORE, inputs, scored
+from abovemup.training.evaluate import inputs, scored
 from abovemup.training.ranks import ALONE, Ranks, Silent, report
 
 
@@ -54,6 +55,40 @@ def test_several_processes_mean_ddp() -> None:
     assert (many.parallel.name, many.choices["parallel"]) == ("ddp", "ddp")
     fsdp = compose(["parallel=fsdp", "parallel.replicate=2"])
     assert Ranks(0, 4).settle(fsdp, ["parallel=fsdp"]).parallel == fsdp.parallel
+
+
+TENSOR = ["parallel=fsdp", "parallel.tensor=2", "model.heads=4", "model.kv_heads=2", "model.head_dim=16"]
+
+
+def test_ranks_that_share_a_sequence_read_the_same() -> None:
+    spans = []
+    for rank in range(6):
+        ranks = Ranks(rank, 6)
+        ranks.tensor = 2
+        spans.append(ranks.span(8))
+    assert spans == [(0, 3), (0, 3), (3, 3), (3, 3), (6, 2), (6, 2)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world", "said"),
+    [
+        (["parallel.replicate=4"], 8, "parallel.tensor=2 goes with parallel=fsdp and"),
+        (["parallel.replicate=2"], 4, "parallel.tensor=2 goes with parallel=fsdp and parallel.replicate=1"),
+        ([], 3, "parallel.tensor=2 does not divide the number of processes, 3"),
+        (["model.kv_heads=1"], 2, "parallel.tensor=2 does not divide model.kv_heads, 1"),
+        (["model.ffn=77"], 4, "parallel.tensor=2 does not divide model.ffn, 77"),
+    ],
+)
+def test_what_tensor_parallelism_cannot_divide(overrides: list[str], world: int, said: str) -> None:
+    typed = [f"{k}={v}" for k, v in dict(o.split("=") for o in [*TENSOR, *overrides]).items()]
+    with pytest.raises(RequestError, match=said):
+        Ranks(0, world).settle(compose(typed), typed)
+
+
+def test_tensor_parallelism_divides_what_it_can() -> None:
+    for world, overrides in ((2, ["model.ffn=77"]), (4, [])):
+        exp = Ranks(0, world).settle(compose([*TENSOR, *overrides]), TENSOR)
+        assert (exp.parallel.name, exp.parallel.tensor) == ("fsdp", 2)
 
 
 def test_processes_share_the_cores_and_have_a_gpu_each(monkeypatch: pytest.MonkeyPatch) -> None:

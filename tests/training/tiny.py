@@ -79,12 +79,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of inputs of every graph that torch.compile compiles from now on."""
     compilations: list[int] = []
     original = torch.compile
+    torch.compiler.reset()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        compilations.append(len(inputs))
+        return graph.forward
 
     def counting(model: Any, **options: Any) -> Any:
-        def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-            compilations.append(len(inputs))
-            return graph.forward
-
         return original(model, backend=backend, **options)
 
     monkeypatch.setattr(torch, "compile", counting)
