@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -198,9 +198,8 @@ class Leg:
             status = self.loop()
             self.writing.result()
         except BaseException as raised:
-            with suppress(Exception):  # the run fails already
-                if report(raised)[1]:  # else another rank has left, when it had written what it could
-                    self.writing.result()
+            if report(raised)[1]:  # else another rank has left, when it had written what it could
+                wait([self.writing])
             told = self.ranks.verdict(raised)
             error = told.error if isinstance(told, Silent) else told
             with suppress(OSError):  # the disk may be what failed

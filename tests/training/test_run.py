@@ -239,6 +239,26 @@ def test_a_full_disk_keeps_the_last_checkpoint(
     assert run(resume="r").status == "finished"
 
 
+def test_a_run_that_fails_waits_for_its_checkpoint(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, plain, original = threading.Event(), Trainer.advance, checkpoint.save
+
+    def late(folder: Path, state: checkpoint.State, group: None) -> Path:
+        assert failing.wait(60)
+        return original(folder, state)
+
+    def fails(self: Trainer) -> Any:
+        if self.t == 2:
+            failing.set()
+            raise ZeroDivisionError("a mistake")
+        return plain(self)
+
+    monkeypatch.setattr(run_module.checkpoint, "save", late)
+    monkeypatch.setattr(Trainer, "advance", fails)
+    with pytest.raises(ZeroDivisionError):
+        run("checkpoint.asynchronous=true", "run.dir=r")
+    assert list(checkpoint.steps(Path("r/checkpoints"))) == [2]
+
+
 def test_a_checkpoint_beside_the_training(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is of its own step although the next one is trained before it is written, and the next one waits for it."""
     run("run.dir=straight")
