@@ -43,7 +43,7 @@ def read(tensors: dict[str, Tensor], folder: Path) -> None:
         dcp.load(tensors, storage_reader=Reader(folder), no_dist=True)  # each rank on its own
     except (Exception, dcp.CheckpointException) as told:
         reason = str(told).strip().rpartition("\n")[2]
-        raise RequestError(f"{folder} cannot be read: {reason}. Choose another @STEP.") from told
+        raise RequestError(f"{folder} cannot be read: {reason}") from told
 
 
 class Writer(dcp.FileSystemWriter):
