@@ -15,13 +15,14 @@ def bench(json: Json = False) -> None:
     from abovemup.bench.data import data
     from abovemup.bench.fits import fits
     from abovemup.bench.loop import loop
+    from abovemup.bench.loss import loss
     from abovemup.bench.norms import norms
     from abovemup.bench.ranks import ranks
     from abovemup.bench.startup import startup
     from abovemup.bench.step import steps
     from abovemup.cli.output import print_json, print_table
 
-    ratios = [loop(), *norms(), *steps(), *data(), *fits(), *ranks(), startup()]
+    ratios = [loop(), *norms(), *steps(), *data(), *fits(), *ranks(), loss(), startup()]
     if json:
         print_json([asdict(ratio) | {"ratio": ratio.value, "met": ratio.met} for ratio in ratios])
     else:

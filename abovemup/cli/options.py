@@ -15,7 +15,7 @@ Config = Annotated[
 ]
 ConfigDir = Annotated[
     Path | None,
-    typer.Option("--config-dir", metavar="DIR", help="A folder of your own choices: DIR/optimizer/mine.yaml, ..."),
+    typer.Option("--config-dir", metavar="DIR", help="Your own choices: optimizer/mine.yaml, ..."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunDir = Annotated[str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.")]

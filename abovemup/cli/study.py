@@ -25,7 +25,7 @@ CellsPerGpu = Annotated[int | None, typer.Option(min=1, help="Small cells that s
 Nproc = Annotated[int, typer.Option(min=1, metavar="N", help="Processes of each cell (parallel=ddp, or as set).")]
 Launcher = Annotated[
     Kind,
-    typer.Option("--launcher", help="slurm: a job a cell, as launcher.partition=P launcher.timeout_min=60 ... say."),
+    typer.Option("--launcher", help="slurm: a job a run, as launcher.partition=P launcher.qos=Q ... say."),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would run, how long it would take and on what disk.")]
 Retry = Annotated[

@@ -10,19 +10,21 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from abovemup.geometry.msign import wide
-from abovemup.model.layers import RMSNorm
+from abovemup.geometry.msign import local, wide
+from abovemup.model.layers import Embedding, RMSNorm
 from abovemup.model.llama import Llama
 
 WHOLE, ROWS, COLUMNS = Replicate(), Shard(0), Shard(1)
 # By the last part of a module's name: how its parameters are cut, how its input is (None: as it comes, which is as
 # DTensor), and whether its output is summed over the ranks, and a plain tensor again. All others' parameters are whole.
 PLAN: dict[str, tuple[Placement, Placement | None, bool]] = {
-    "embedding": (ROWS, WHOLE, True),
+    "embedding": (ROWS, None, True),
     **dict.fromkeys(("attention_norm", "feed_forward_norm", "final_norm"), (WHOLE, WHOLE, True)),
     **dict.fromkeys(("attention", "feed_forward"), (WHOLE, WHOLE, False)),
     **dict.fromkeys(("wq", "wk", "wv", "w1", "w3"), (ROWS, None, False)),
@@ -46,6 +48,7 @@ def divide(model: Llama, mesh: DeviceMesh) -> None:
             module.register_forward_hook(total)
         if weights is ROWS and isinstance(module, RMSNorm):
             module.forward = partial(norm_of_parts, module)  # type: ignore[method-assign]
+    model.embedding.forward = partial(embed_own_rows, model.embedding, mesh)  # type: ignore[method-assign]
     model.tie()
     if model.ids is not None:  # no logits: a slice would have to be of all ranks' parts
         unused = torch.zeros(model.cfg.vocab_size, device=model.head.weight.device)
@@ -72,8 +75,19 @@ def total(module: nn.Module, inputs: Any, output: DTensor) -> Tensor:
     return output.redistribute(placements=[WHOLE]).to_local()
 
 
+def embed_own_rows(embedding: Embedding, mesh: DeviceMesh, tokens: Tensor) -> DTensor:
+    """Zeros for tokens whose row another rank has. (torch's own way back makes a gradient of all rows on each rank.)"""
+    rows, W = len(embedding.weight), local(embedding.weight)
+    place = tokens - mesh.get_local_rank() * -(-rows // mesh.size())
+    elsewhere = (place < 0) | (place >= len(W))
+    x = F.embedding(place.masked_fill(elsewhere, 0), W).masked_fill(elsewhere[..., None], 0)
+    return DTensor.from_local(x, mesh, [Partial()], run_check=False)
+
+
 def norm_of_parts(norm: RMSNorm, x: DTensor) -> Tensor:
-    """`RMSNorm.forward` of what is cut along its last dimension: only the squares' sums travel."""
-    square = wide(x).square().sum(-1, keepdim=True) / norm.shape[0]
-    y = (wide(x) * (square + norm.eps).rsqrt()).type_as(x)
-    return y if norm.weight is None else (y * norm.weight).type_as(x)
+    """`RMSNorm.forward` of what is cut along its last dimension: only the sums of squares travel, both ways."""
+    part, mesh = wide(local(x)), x.device_mesh
+    square = all_reduce(part.square().sum(-1, keepdim=True), "sum", mesh)
+    y = (part * (square / norm.shape[0] + norm.eps).rsqrt()).to(x.dtype)
+    whole = DTensor.from_local(y, mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+    return whole if norm.weight is None else (whole * norm.weight).type_as(x)

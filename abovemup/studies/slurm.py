@@ -48,17 +48,22 @@ def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(f"{where[:-1]}: {' '.join(str(error).split())}.") from error
 
 
+def settle(asked: Mapping[str, Any], nproc: int) -> dict[str, Any]:
+    """What is asked over what the site file says over the defaults. Raises RequestError, also for too few GPUs."""
+    found = _DEFAULTS | options(site().launcher, f"{site_file()}: launcher.") | options(asked, "launcher.")
+    if nproc > (gpus := found.get("gpus_per_node") or nproc):
+        raise RequestError(f"--nproc {nproc}: each process takes a GPU: launcher.gpus_per_node={gpus} is too few.")
+    return found
+
+
 class Slurm:
     def __init__(self, study: Path, config_dir: Path | None, nproc: int, asked: Mapping[str, Any]) -> None:
-        """`asked`: of OPTIONS; what the site file says is its default. Raises RequestError where there is no Slurm."""
+        """`asked`: of OPTIONS. Raises RequestError where there is no Slurm."""
         if shutil.which("squeue") is None:
             raise RequestError("--launcher slurm: there is no squeue here. Start the study on a login node.")
         self.study, self.config_dir, self.nproc = study.absolute(), config_dir and config_dir.absolute(), nproc
-        self.asked: dict[str, Any] = _DEFAULTS | options(site().launcher, f"{site_file()}: launcher.")
-        self.asked |= options(asked, "launcher.")
+        self.asked = settle(asked, nproc)
         self.jobs: int = self.asked.pop("array_parallelism")
-        if nproc > (gpus := self.asked.get("gpus_per_node") or nproc):
-            raise RequestError(f"--nproc {nproc}: each process takes a GPU: launcher.gpus_per_node={gpus} is too few.")
         self.seen: dict[str, tuple[str, str]] = {}  # job -> its name and state
         self.looked = -_PAUSE
 

@@ -87,6 +87,7 @@ class Terminal:
             ("bits/byte", record.get("val/bits_per_byte"), "{:.4f}"),
             ("lr", lr, "{:.4g}"),
             ("output norm", norm, "{:.4g}"),
+            ("MFU", record.get("mfu"), "{:.1%}"),
         ]
         cells = [("step", f"{self.step}/{self.steps}"), ("tokens", tokens)]
         cells += [(name, form.format(value)) for name, value, form in shown if value is not None]

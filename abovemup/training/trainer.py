@@ -26,6 +26,7 @@ from abovemup.tracking.norms import NormTracker
 from abovemup.tracking.records import Record
 from abovemup.training.checkpoint import State, fill
 from abovemup.training.device import memory
+from abovemup.training.estimate import PEAKS, Estimate
 from abovemup.training.evaluate import Interrupted, evaluate, inputs, scored
 from abovemup.training.ranks import ALONE, Ranks
 
@@ -73,6 +74,9 @@ class Trainer:
         self.parameters = {route.name: parameters[route.name] for route in routes}
         self.optimizer = build_optimizer(self.parameters, routes, exp, owners)
         self.norms = NormTracker(self.parameters, routes, corpus.coder.size, exp.norms.which)
+        self.flops = Estimate(exp, routes, ranks.world).flops()["model"]
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+        self.peak = ranks.world * PEAKS[gpu][exp.train.dtype] if gpu in PEAKS else None
         self.validation = corpus.validation
         self.clock, self.clock_t = time.perf_counter(), 0  # since when, and which step, throughput is counted
 
@@ -127,7 +131,10 @@ class Trainer:
         """Add what takes time: throughput, memory and, when the row waits for it, the evaluation."""
         if self.t > self.clock_t:
             elapsed = max(time.perf_counter() - self.clock, 1e-9)
-            record["tokens_per_second"] = (self.t - self.clock_t) * self.batch_tokens / elapsed
+            steps = (self.t - self.clock_t) / elapsed
+            record["tokens_per_second"] = steps * self.batch_tokens
+            if self.peak is not None:
+                record["mfu"] = steps * self.flops / self.peak
             record["memory"] = self.ranks.largest(memory(self.device))
         if self.pending is not None:
             record |= self.evaluate()

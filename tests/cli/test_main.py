@@ -219,6 +219,11 @@ def test_dry_run_counts_and_builds_nothing(elsewhere: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["state"] == 0
     assert run(["train", "--dry-run", "--nproc", "2"]) == 0
     assert "2, parallel=ddp" in capsys.readouterr().out
+    for typed, told in (([], []), (["--nodes=8", "--nproc=8"], ["H100", "sent"]), (["train.device=cuda"], ["H100"])):
+        assert run(["train", "--dry-run", *typed]) == 0
+        out = capsys.readouterr().out
+        assert [word for word in ("H100", "sent") if word in out] == told
+        assert ("64, parallel=ddp" in out) is bool(typed and typed[0] == "--nodes=8")
     assert run(["train", "--dry-run", "--nproc", "2", "parallel=single"]) == 2
     assert not list(elsewhere.iterdir())
 

@@ -6,7 +6,9 @@ Rank 0 also trains the run on its own, as one process, and compares: losses, nor
 import os
 import sys
 import zlib
+from collections import Counter
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn import Parameter
+from torch.profiler import ProfilerActivity, profile
 
 from abovemup.bench import ranks as bench
 from abovemup.bench.step import blocks
@@ -28,6 +31,7 @@ from abovemup.optim.routing import routing_table
 from abovemup.optim.sharded import Owners
 from abovemup.optim.steepest import SteepestDescent
 from abovemup.training import checkpoint
+from abovemup.training.evaluate import inputs
 from abovemup.training.ranks import ALONE, Ranks, join
 from abovemup.training.tensors import Reader
 from abovemup.training.trainer import Trainer
@@ -188,6 +192,35 @@ def check_files(path: Path, ranks: Ranks, parallel: Parallel) -> None:
         assert sum(part.numel() for part in parts) == entry.size.numel(), name
         if len(entry.size) > 1 and min(entry.size) >= shards > 1:
             assert entry.size not in parts, name
+
+
+COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+
+
+def check_sent(ranks: Ranks, parallel: Parallel) -> None:
+    """What `abovemup.model.tensor` and `abovemup.optim.sharded` say of tensor parallelism, counted in elements."""
+    exp, corpus = settings("scion", "plain")
+    trainer = Trainer(replace(exp, parallel=parallel), corpus, ranks=ranks)
+    windows, places, halves = corpus.batch(0, 4), 4 * 32, 2 * exp.model.depth
+    stream = (halves + 1) * places * exp.model.width
+    found = []
+    for work in (
+        lambda: found.append(trainer.spread(inputs(windows), windows[:, 1:])),
+        lambda: local(found[0]).backward(),
+        lambda: [trainer.grad_norm(), trainer.optimizer.step()],
+    ):
+        with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+            work()
+        sent: dict[str, int] = Counter()
+        for event in profiled.events():
+            if event.name.startswith("_c10d_functional::"):
+                sent[event.name.removeprefix("_c10d_functional::")] += prod(event.input_shapes[0])
+        found.append({name: n for name, n in sent.items() if name in COLLECTIVES})
+    forward, backward, step = found[1:]
+    assert forward == {"all_reduce": stream + halves * places + 3 * places}
+    assert backward == {"all_reduce": stream + halves * places}
+    hidden = sum(p.numel() for n, p in trainer.parameters.items() if n not in ("embedding.weight", "head.weight"))
+    assert step == {"all_gather_into_tensor": hidden // 2}
 
 
 def hardest(ranks: Ranks, parallel: Parallel) -> str:
@@ -352,6 +385,8 @@ def check_all(ranks: Ranks, parallel: Parallel, folder: Path) -> None:
     check_direction(ranks, parallel)
     if ranks.world == 2:
         check_half(ranks, parallel)
+    if ranks.world == parallel.tensor:
+        check_sent(ranks, parallel)
     for variant in ("tied", "small", "padded"):
         check(*settings("scion", variant), ranks, parallel)
     if parallel.replicate == 1:

@@ -123,3 +123,23 @@ def test_what_sbatch_refuses(tmp_path: Path) -> None:
         assert end.code == 2, end
         assert said in end.err
     assert not jobs("PENDING", "RUNNING")
+
+
+def test_a_run_that_is_out_of_time_goes_on(tmp_path: Path) -> None:
+    """Two processes of one job: warned, they keep a checkpoint, and the job is queued again and ends the run."""
+    command, folder = ["train", *TINY, f"train.steps={STEPS}", "--nproc=2"], tmp_path / "runs" / "a"
+
+    def status() -> str:
+        return str(json.loads((folder / "summary.json").read_text())["status"])
+
+    job = run(tmp_path, *command, "run.name=a", "--launcher=slurm", "launcher.mem_gb=3").out.strip()
+    wait(lambda: rows_in(folder) > 25)
+    slurm("scancel", "--batch", "--signal=USR2", job)
+    wait(lambda: "a" in jobs("PENDING"))
+    assert status() == "interrupted"
+    slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
+    wait(lambda: status() == "finished")
+    assert (tmp_path / f"slurm-{job}.out").read_text().count("step 0/") == 1
+
+    assert run(tmp_path, *command, "run.name=b").code == 0
+    assert rows(folder) == rows(tmp_path / "runs" / "b")
