@@ -237,6 +237,7 @@ class Norms:
 class Checkpoint:
     every: Cadence
     keep: Size
+    asynchronous: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from abovemup.config.errors import RequestError
 from abovemup.optim.composite import Composite
 from abovemup.optim.routing import ADAM
-from abovemup.optim.sharded import like
 from abovemup.optim.steepest import SteepestDescent
 
 PLAIN = (bool, int, float, complex, str, type(None))
@@ -44,8 +43,8 @@ def _readable(value: Any) -> bool:
 
 
 @torch.no_grad()
-def load_state_by_name(optimizer: Optimizer, state: Mapping[str, State]) -> None:
-    """Make `state` the optimizer's; its tensors are copied.
+def make_room(optimizer: Optimizer, state: Mapping[str, State]) -> None:
+    """Give the optimizer a state like `state`: tensors of these shapes, to be filled, and what else is in it.
 
     Raises RequestError, with nothing changed, that names what is missing, left over or of another shape. Of a
     user's own optimizer only the parameter names can be checked.
@@ -59,12 +58,10 @@ def load_state_by_name(optimizer: Optimizer, state: Mapping[str, State]) -> None
         raise RequestError(f"The saved optimizer state does not fit. {', '.join(wrong[:5])}{more}.")
     for name, p, blank in parameters:
         if blank is None:
-            loaded = {key: _copy_to(p, value) for key, value in state[name].items()}
-        else:
-            loaded = {key: start.copy_(like(start, state[name][key])) for key, start in blank.items()}
+            blank = {key: _room(p, value) for key, value in state[name].items()}
         optimizer.state.pop(p, None)
-        if loaded:
-            optimizer.state[p] = loaded
+        if blank:
+            optimizer.state[p] = blank
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[tuple[str, Tensor, State | None]]:
@@ -95,9 +92,10 @@ def _differences(name: str, blank: State | None, given: State) -> list[str]:
     return wrong
 
 
-def _copy_to(p: Tensor, value: Any) -> Any:
-    """A copy beside the parameter; scalars (a step count) stay where they are."""
+def _room(p: Tensor, value: Any) -> Any:
+    """A tensor beside the parameter, sharded as that is when it has its shape; a scalar (a step count) on the CPU."""
     if not isinstance(value, Tensor):
         return value
-    copied = value.detach().clone()
-    return like(p, copied.to(p.device)) if value.shape == p.shape else copied.to(p.device) if value.ndim else copied
+    if value.shape == p.shape:
+        return torch.empty_like(p, dtype=value.dtype)
+    return torch.empty_like(value, device=p.device if value.ndim else "cpu")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # `warm` is for a process that has not imported torch yet
 
 # What a run imports on its way; nothing that starts a thread or asks for a GPU.
 IMPORTED = ["abovemup.cli.main", "abovemup.studies.child", "hydra", "pydantic", "torch._dynamo"]
+IMPORTED += ["torch.distributed.checkpoint"]
 
 
 @cache

@@ -1,16 +1,17 @@
 """Checkpoints: written aside, flushed, renamed; complete or absent.
 
     checkpoints/step_00000100/
-        model.pt       parameter name -> tensor (a tied tensor once)
-        optimizer.pt   parameter name -> state name -> tensor
+        __0_0.distcp   what rank 0 holds of the tensors model/<parameter name> (a tied one once) and
+                       optimizer/<parameter name>/<state name>; of every rank such a file
+        .metadata      where each part of a tensor is: the format is torch.distributed.checkpoint's
         state.pt       step, tokens, random state, where the largest singular values of large weights were, the row of
-                       metrics.jsonl that still waits for its evaluation
+                       metrics.jsonl that still waits for its evaluation, the names and shapes of the tensors above, and
+                       what else a user's own optimizer keeps
         manifest.json  size and SHA-256 of each file: what makes a checkpoint complete
 
-Tensors and plain types only, so `torch.load` reads them with its safe default.
+Tensors and plain types only: what is read is read by `torch.load` with its safe default, .metadata as `tensors` says.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -22,18 +23,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from abovemup.config.errors import RequestError
 from abovemup.config.io import write_whole
+from abovemup.geometry.msign import local
 
-FILES = ("model.pt", "optimizer.pt", "state.pt")
 STEP = re.compile(r"step_\d+")
 
 
 @dataclass
 class State:
-    """Everything that a run is at one step."""
+    """Everything that a run is at one step. Of a sharded tensor each rank has its part."""
 
     step: int
     tokens: int
@@ -44,9 +46,20 @@ class State:
     pending: dict[str, float | int] | None = None  # the row of this step, not yet logged: its evaluation was cut short
     norms: dict[str, Tensor] = field(default_factory=dict)  # where the largest singular value of a large weight was
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of model and optimizer, by the names that they have in a file."""
+        named = ((f"optimizer/{name}/{key}", v) for name, s in self.optimizer.items() for key, v in s.items())
+        return {f"model/{n}": p for n, p in self.model.items()} | {n: v for n, v in named if isinstance(v, Tensor)}
+
     def finite(self) -> bool:
-        tensors = [*self.model.values(), *(v for s in self.optimizer.values() for v in s.values())]
-        return all(bool(t.isfinite().all()) for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
+        """Whether all that is here is."""
+        return all(bool(local(t).isfinite().all()) for t in self.tensors().values() if t.is_floating_point())
+
+    def copied(self) -> "State":
+        """On the CPU, where no later step changes it."""
+        from torch.distributed.checkpoint.staging import BlockingAsyncStager
+
+        return State(**BlockingAsyncStager().stage(vars(self)))
 
 
 def _sync(path: Path) -> None:
@@ -62,44 +75,47 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def _write(content: object, path: Path) -> None:
-    try:
-        torch.save(content, path)
-    except RuntimeError as error:
-        # torch reports a short write as an inconsistency of its own container.
-        raise OSError(errno.ENOSPC, "the checkpoint could not be written whole", str(path)) from error
-
-
-def save(folder: Path, state: State) -> Path:
+def save(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> Path:
     """Write `state` under `folder` (`checkpoints/`); whole when this returns, absent when it does not.
 
-    Raises OSError (a full disk), leaving the earlier checkpoints as they were.
+    All ranks of `group` (None: this is the only one) call it. Raises OSError (a full disk), on all of them, leaving
+    the earlier checkpoints as they were.
     """
+    from abovemup.training.tensors import write  # what it needs takes a second to import
+
     folder.mkdir(exist_ok=True)
     target = folder / f"step_{state.step:08d}"
     aside = target.with_name(f".writing-{target.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
     try:
-        rest = {key: value for key, value in vars(state).items() if key not in ("model", "optimizer")}
-        for name, content in zip(FILES, (state.model, state.optimizer, rest), strict=True):
-            _write(content, aside / name)
-            _sync(aside / name)
-        files = {n: {"bytes": (aside / n).stat().st_size, "sha256": _sha256(aside / n)} for n in FILES}
-        manifest = {"step": state.step, "tokens": state.tokens, "files": files}
-        write_whole(aside / "manifest.json", json.dumps(manifest, indent=1) + "\n")
-        _sync(aside)
-        replaced = target.with_name(f".replaced-{target.name}")
-        shutil.rmtree(replaced, ignore_errors=True)
-        if target.exists():  # of an earlier leg; there is none only from here to the next line
-            target.rename(replaced)
-        aside.rename(target)
-        _sync(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
+        write(state.tensors(), aside, lambda: _complete(state, aside, target), group)
+    finally:
+        if group is None or not dist.get_rank(group):  # no other rank: this one may be completing it
+            shutil.rmtree(aside, ignore_errors=True)
     return target
+
+
+def _complete(state: State, aside: Path, target: Path) -> None:
+    """Make a checkpoint of the tensors that all ranks have written `aside`."""
+    shapes = {key: {name: _shape(v) for name, v in values.items()} for key, values in state.optimizer.items()}
+    rest = vars(state) | {"model": {name: _shape(p) for name, p in state.model.items()}, "optimizer": shapes}
+    torch.save(rest, aside / "state.pt")
+    _sync(aside / "state.pt")
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(aside.iterdir())}
+    manifest = {"step": state.step, "tokens": state.tokens, "files": files}
+    write_whole(aside / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+    _sync(aside)
+    replaced = target.with_name(f".replaced-{target.name}")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if target.exists():  # of an earlier leg; there is none only from here to the next line
+        target.rename(replaced)
+    aside.rename(target)
+    _sync(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _shape(value: Any) -> Any:
+    """A tensor without its values (on the "meta" device); what is none as it is."""
+    return torch.empty(value.shape, dtype=value.dtype, device="meta") if isinstance(value, Tensor) else value
 
 
 def steps(folder: Path) -> dict[int, Path]:
@@ -109,10 +125,12 @@ def steps(folder: Path) -> dict[int, Path]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, None when it is complete."""
+    """What is wrong with a checkpoint, None when it is complete. Raises RequestError for one of an earlier version."""
     try:
         files = json.loads((path / "manifest.json").read_text())["files"]
-        for name in FILES:
+        if "model.pt" in files:
+            raise RequestError(f"{path} is of an earlier version and lacks a .metadata: it cannot be read any more.")
+        for name in sorted({".metadata", "state.pt", *files}):
             if _sha256(path / name) != files[name]["sha256"]:
                 return f"{name} does not match its checksum"
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -121,19 +139,21 @@ def damage(path: Path) -> str | None:
 
 
 def load(path: Path) -> State:
-    """Read a complete checkpoint (see `damage`) onto the CPU.
+    """What a complete checkpoint (see `damage`) holds; of model and optimizer the shapes: `fill` reads the values.
 
     Raises RequestError when it is whole but lacks a part of the state.
     """
-    rest = read(path / "state.pt")
-    if missing := [key for key in ("step", "tokens", "rng", "last_row", "pending") if key not in rest]:
+    state = torch.load(path / "state.pt", map_location="cpu", weights_only=True)
+    if missing := sorted({"step", "tokens", "model", "optimizer", "rng", "last_row", "pending"} - state.keys()):
         raise RequestError(f"{path} lacks {', '.join(missing)}: it cannot be continued exactly. Choose another @STEP.")
-    return State(model=read(path / "model.pt"), optimizer=read(path / "optimizer.pt"), **rest)
+    return State(**state)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """One of the files of a complete checkpoint."""
-    return torch.load(path, map_location="cpu", weights_only=True)
+def fill(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Read the values of `tensors`, named as `State.tensors` does, into them. Raises RequestError when it cannot."""
+    from abovemup.training.tensors import read
+
+    read(tensors, path)
 
 
 def choose(run: Path, step: int | None = None, warn: Callable[[str], None] = lambda text: None) -> Path | None:
@@ -161,10 +181,15 @@ def choose(run: Path, step: int | None = None, warn: Callable[[str], None] = lam
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Delete checkpoints beyond `step`: the run goes on from there, and its rows after it are taken back."""
+    """Delete checkpoints beyond `step`: the run goes on from there, and its rows after it are taken back.
+
+    And what a kill left behind.
+    """
     for later, path in steps(folder).items():
         if later > step:
             _delete(path)
+    for left in folder.glob(".*-step_*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def _delete(path: Path) -> None:
@@ -175,9 +200,7 @@ def _delete(path: Path) -> None:
 
 
 def prune(folder: Path, keep: int, keep_always: Callable[[int], bool]) -> None:
-    """Delete all but the `keep` newest checkpoints and those that `keep_always` names; and what a kill left behind."""
+    """Delete all but the `keep` newest checkpoints and those that `keep_always` names."""
     for step, path in list(steps(folder).items())[:-keep]:
         if not keep_always(step):
             _delete(path)
-    for left in folder.glob(".*-step_*"):
-        shutil.rmtree(left, ignore_errors=True)

@@ -47,6 +47,7 @@ class Ranks:
     def __init__(self, rank: int = 0, world: int = 1, store: dist.Store | None = None) -> None:
         self.rank, self.world, self.store = rank, world, store
         self.first = rank == 0  # the one that prints and writes
+        self.saving: dist.ProcessGroup | None = None  # for checkpoints: a thread may write one beside the training
         self.tensor = 1  # so many, one after another, have one share of a batch (`spread`)
         self.launcher = os.getppid()
         self.ending = False
@@ -248,6 +249,7 @@ def join() -> Iterator[Ranks]:
     group = dist.PrefixStore("group", store)
     dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=timeout)
     ranks = Ranks(rank, world, dist.PrefixStore("run", store))
+    ranks.saving = dist.new_group(backend="gloo", timeout=timeout)
     try:
         yield ranks
         ranks.same(None)  # who left with an exit code would end those that are still writing

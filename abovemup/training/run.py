@@ -5,6 +5,7 @@ import itertools
 import math
 import os
 import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +27,11 @@ from abovemup.tracking.summary import environment, write_summary
 from abovemup.tracking.terminal import Terminal
 from abovemup.tracking.wandb import WandbSink
 from abovemup.training import checkpoint, lineage
+from abovemup.training.checkpoint import State
 from abovemup.training.device import placed
 from abovemup.training.evaluate import Interrupted
 from abovemup.training.generate import write
-from abovemup.training.ranks import Ranks, Silent, join
+from abovemup.training.ranks import Ranks, Silent, join, report
 from abovemup.training.signals import Stop
 from abovemup.training.trainer import Diverged, Trainer, out_of_memory
 
@@ -87,7 +89,7 @@ def train(
                 raise RequestError(f"{source} is at step {state.step}, beyond train.steps={exp.train.steps}.")
             if branch is not None:
                 state = replace(state, last_row=None, pending=None)  # its rows are the parent's
-            trainer.load(state, str(source))
+            trainer.load(state, source)
             last_row = state.last_row
         stop.graceful()  # from here on there is something to keep
         if folder is None and ranks.first:
@@ -96,9 +98,7 @@ def train(
             keep(trainer.corpus.coder, folder)
         folder = Path(ranks.same(str(folder)))
         if branch is not None:  # a run directory is complete in itself, from its first point on
-            beginning = trainer.state(None)
-            if ranks.first:
-                checkpoint.save(folder / "checkpoints", beginning)
+            checkpoint.save(folder / "checkpoints", trainer.state(None), ranks.saving)
         return Leg(trainer, folder, stop, terminal, branch).run(last_row)
 
 
@@ -186,6 +186,8 @@ class Leg:
         self.last: Record = {}  # of each key the newest value, over all legs
         self.best_val = math.inf
         self.checkpointed: int | None = None  # the step of the newest checkpoint of this leg
+        self.writing: Future[None] = Future()  # the checkpoint that a thread writes
+        self.writing.set_result(None)
 
     def run(self, last_row: int | None) -> Outcome:
         """Train to the end, to a stop or to a divergence; leave the run directory whole in each case."""
@@ -194,7 +196,10 @@ class Leg:
             self.open(last_row)
         try:
             status = self.loop()
+            self.writing.result()
         except BaseException as raised:
+            if report(raised)[1]:  # else another rank has left, when it had written what it could
+                wait([self.writing])
             told = self.ranks.verdict(raised)
             error = told.error if isinstance(told, Silent) else told
             with suppress(OSError):  # the disk may be what failed
@@ -273,22 +278,28 @@ class Leg:
 
     def checkpoint(self) -> bool:
         """Keep this step, unless it is kept already. False, and nothing written, when a weight is not finite."""
-        trainer, folder = self.trainer, self.folder / "checkpoints"
+        trainer, start = self.trainer, time.perf_counter()
         if trainer.t == self.checkpointed:
             return True
         state = trainer.state(self.last_row)
-        if not self.ranks.same(state.finite()):
+        if not all(finite for [finite] in self.ranks.gather([state.finite()])):
             self.terminal.note(f"diverged: a weight or a momentum is not finite after step {trainer.t}.")
             return False
+        self.writing.result()  # one after the other; raises what the thread has raised
         if self.ranks.first:
-            start = time.perf_counter()
             self.jsonl.sync()
-            checkpoint.save(folder, state)
-            # Powers of two are points to branch from.
-            checkpoint.prune(folder, self.exp.checkpoint.keep, lambda step: due("pow2", step, trainer.batch_tokens))
-            trainer.clock += time.perf_counter() - start  # no time of training
+        if self.exp.checkpoint.asynchronous:
+            self.writing = ThreadPoolExecutor(1).submit(self.save, state.copied())
+        else:
+            self.save(state)
         self.checkpointed = trainer.t
+        trainer.clock += time.perf_counter() - start  # no time of training
         return True
+
+    def save(self, state: State) -> None:
+        folder = checkpoint.save(self.folder / "checkpoints", state, self.ranks.saving).parent
+        if self.ranks.first:  # powers of two are points to branch from
+            checkpoint.prune(folder, self.exp.checkpoint.keep, lambda s: due("pow2", s, self.trainer.batch_tokens))
 
     def end(self, status: str, error: BaseException | None = None) -> Outcome:
         summary = self.summarise(status, error) if self.ranks.first else {}

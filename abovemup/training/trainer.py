@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,17 +15,16 @@ from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.data.corpus import Corpus
-from abovemup.geometry.msign import local, whole
+from abovemup.geometry.msign import local
 from abovemup.model.llama import Llama
 from abovemup.model.roles import specs
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
 from abovemup.optim.schedule import factor
-from abovemup.optim.sharded import like
-from abovemup.optim.state import load_state_by_name, state_by_name
+from abovemup.optim.state import make_room, state_by_name
 from abovemup.tracking.norms import NormTracker
 from abovemup.tracking.records import Record
-from abovemup.training.checkpoint import State
+from abovemup.training.checkpoint import State, fill
 from abovemup.training.device import memory
 from abovemup.training.estimate import PEAKS, Estimate
 from abovemup.training.evaluate import Interrupted, evaluate, inputs, scored
@@ -215,32 +215,29 @@ class Trainer:
     # ---- state ----
 
     def state(self, last_row: int | None) -> State:
-        """What rank 0 saves: whole tensors, whatever holds them. All ranks call it; the others have no tensors then."""
+        """What is saved: the tensors themselves, not copies."""
         return State(
             step=self.t,
             tokens=self.t * self.batch_tokens,
-            model={name: self.kept(p.detach()) for name, p in self.parameters.items()},
-            optimizer={n: {k: self.kept(v) for k, v in s.items()} for n, s in state_by_name(self.optimizer).items()},
+            model={name: p.detach() for name, p in self.parameters.items()},
+            optimizer=state_by_name(self.optimizer),
             rng=torch.get_rng_state(),
             last_row=last_row,
             pending=self.pending,
             norms=dict(self.norms.blocks),
         )
 
-    def kept(self, value: Any) -> Any:
-        full = whole(value)
-        return value if full is value else full.cpu() if self.ranks.first else None
+    def load(self, state: State, source: Path) -> None:
+        """Continue from `state`, with the values that are in the checkpoint `source`.
 
-    def load(self, state: State, where: str) -> None:
-        """Continue from `state`. Raises RequestError naming what is missing, left over or of another shape."""
+        Raises RequestError naming what is missing, left over or of another shape.
+        """
         have, given = ({(name, tuple(p.shape)) for name, p in of.items()} for of in (self.parameters, state.model))
         if have != given:
             odd = ", ".join(sorted(dict(have ^ given))[:5])
-            raise RequestError(f"{where} does not hold this model's weights: {odd} differ or are missing.")
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(like(parameter, state.model[name]))
-        load_state_by_name(self.optimizer, state.optimizer)
+            raise RequestError(f"{source} does not hold this model's weights: {odd} differ or are missing.")
+        make_room(self.optimizer, state.optimizer)
+        fill(source, self.state(None).tensors())
         torch.set_rng_state(state.rng)
         self.t, self.pending, self.norms.blocks = state.step, state.pending, dict(state.norms)
         self.clock, self.clock_t = time.perf_counter(), self.t

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from abovemup.config.schema import Msign, Optimizer, Parameterization, PerRole, RoleRule, Roles
+from abovemup.optim.state import make_room, state_by_name
 
 ROLE_NORM = {"embedding": "one_to_rms", "hidden": "rms_to_rms", "head": "rms_to_inf", "gain": "max_abs", "bias": "rms"}
 TABLES = {
@@ -114,3 +115,13 @@ def values(named: dict[str, Parameter]) -> dict[str, Tensor]:
 def exact(e: Any, dtype: Any = "float32") -> Any:
     e.optimizer = replace(e.optimizer, msign=Msign(method="exact", steps=1, dtype=dtype))
     return e
+
+
+@torch.no_grad()
+def load_state_by_name(optimizer: torch.optim.Optimizer, state: dict[str, dict[str, Any]]) -> None:
+    """What a run does, with the tensors in place of their files."""
+    make_room(optimizer, state)
+    for name, entry in state_by_name(optimizer).items():
+        for key, value in entry.items():
+            if isinstance(value, torch.Tensor):
+                value.copy_(state[name][key])

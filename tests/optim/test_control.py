@@ -17,8 +17,19 @@ from abovemup.geometry.norms import NORMS
 from abovemup.geometry.parameterization import largest_step
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import Route, routing_table
-from abovemup.optim.state import load_state_by_name, state_by_name
-from tests.optim.make import ROLE_NORM, SHAPES, SPECS, TABLES, exact, experiment, parameters, set_grads, values
+from abovemup.optim.state import state_by_name
+from tests.optim.make import (
+    ROLE_NORM,
+    SHAPES,
+    SPECS,
+    TABLES,
+    exact,
+    experiment,
+    load_state_by_name,
+    parameters,
+    set_grads,
+    values,
+)
 
 CONTROLS = ["pre_decay", "post_clip"]
 

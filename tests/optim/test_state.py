@@ -11,8 +11,8 @@ from torch.nn import Parameter
 from abovemup.config.errors import RequestError
 from abovemup.optim.build import build_optimizer
 from abovemup.optim.routing import routing_table
-from abovemup.optim.state import load_state_by_name, state_by_name
-from tests.optim.make import SHAPES, SPECS, TABLES, Spec, experiment, parameters, set_grads
+from abovemup.optim.state import make_room, state_by_name
+from tests.optim.make import SHAPES, SPECS, TABLES, Spec, experiment, load_state_by_name, parameters, set_grads
 
 
 def build(named: dict[str, Parameter], table: str, specs: list[Spec] = SPECS, **options: Any) -> torch.optim.Optimizer:
@@ -82,15 +82,24 @@ def test_what_is_missing_is_named_and_nothing_is_changed(table: str) -> None:
     assert all(torch.equal(before[n][k], after[n][k]) for n in before for k in before[n])
 
 
-def test_loaded_tensors_are_copies() -> None:
-    _, optimizer = trained("muon")
-    named, other = trained("muon", steps=0)
-    load_state_by_name(other, state_by_name(optimizer))
-    kept = copied(state_by_name(optimizer))
-    set_grads(named, 9)
-    other.step()
-    now = state_by_name(optimizer)
-    assert all(torch.equal(kept[n][k], now[n][k]) for n in kept for k in kept[n])
+def test_room_is_made_of_shapes() -> None:
+    """Of a user's own optimizer a file alone says what there is; what is no tensor is taken from it."""
+    options: dict[str, Any] = {"target": "torch.optim:AdamW", "args": {"amsgrad": True}}
+    _, optimizer = trained("adam", **options)
+    given = state_by_name(optimizer)
+    given["head.weight"] |= {"rows": torch.ones(11, dtype=torch.float64), "low": torch.ones(11, 8).bfloat16()}
+    shapes = {name: {k: v.to("meta") for k, v in entry.items()} for name, entry in given.items()}
+    shapes["head.weight"]["n"] = [3, "x"]
+    _, other = trained("adam", steps=0, **options)
+    make_room(other, shapes)
+    room = state_by_name(other)
+    assert room["head.weight"].pop("n") == [3, "x"]
+    for name, entry in given.items():
+        assert entry.keys() == room[name].keys()
+        for key, value in entry.items():
+            made = room[name][key]
+            assert (made.shape, made.dtype, made.device) == (value.shape, value.dtype, value.device)
+            assert not made.requires_grad
 
 
 @pytest.mark.parametrize("table", TABLES)

@@ -33,9 +33,10 @@ from abovemup.optim.steepest import SteepestDescent
 from abovemup.training import checkpoint
 from abovemup.training.evaluate import inputs
 from abovemup.training.ranks import ALONE, Ranks, join
+from abovemup.training.tensors import Reader
 from abovemup.training.trainer import Trainer
 from tests.optim.make import Spec, experiment
-from tests.training.tiny import TIMED, TINY
+from tests.training.tiny import TIMED, TINY, read, same_bits
 
 OPTIMIZERS = {  # Adam, of which muon has a part, divides rounding by rounding: its lr is small
     "adam": ["optimizer.lr=1e-3"],
@@ -153,24 +154,44 @@ def check_resumed(exp: Experiment, corpus: Corpus, ranks: Ranks, parallel: Paral
     for layout, (e, r) in layouts.items():
         trainer = Trainer(e, corpus, ranks=r)
         trained(trainer, 2)
-        state = trainer.state(2)
-        if ranks.first:
-            place = folder / layout / exp.optimizer.name
-            place.mkdir(parents=True, exist_ok=True)
-            checkpoint.save(place, state)
+        state, place = trainer.state(2), folder / layout / exp.optimizer.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        copy = state.copied()  # what a thread would write
+        trained(trainer, 3)
+        checkpoint.save(place, copy, r.saving)
     ranks.same(None)
-    states = [checkpoint.load(place / "step_00000002") for place in places]
+    paths = [place / "step_00000002" for place in places]
+    check_files(paths[1], ranks, parallel)
+    states = [read(path) for path in paths]
     same_tensors(states[0].model, states[1].model)
     same_tensors(states[0].optimizer, states[1].optimizer)
     ends = []
-    for state in states:
+    for path in paths:
         for e, r in layouts.values():
             trainer = Trainer(e, corpus, ranks=r)
-            trainer.load(state, "it")
+            trainer.load(checkpoint.load(path), path)
+            found = {name: whole(t) for name, t in trainer.state(2).tensors().items()}
+            assert same_bits(found, read(path).tensors())
             trained(trainer, 3)
             ends.append(weights(trainer))
     for end in ends[1:]:
         same_tensors(end, ends[0])
+
+
+def check_files(path: Path, ranks: Ranks, parallel: Parallel) -> None:
+    """Each number is in one rank's file, and nothing that is sharded is whole in any."""
+    entries = Reader(path).metadata.state_dict_metadata
+    sizes = [(path / f"__{rank}_0.distcp").stat().st_size for rank in range(ranks.world)]
+    assert len([*path.glob("*.distcp")]) == ranks.world
+    numbers = sum(4 * entry.size.numel() for entry in entries.values())
+    containers = sum(2000 * len(entry.chunks) for entry in entries.values())
+    assert numbers <= sum(sizes) <= numbers + containers
+    shards = 1 if parallel.name == "ddp" else ranks.world // parallel.replicate
+    for name, entry in entries.items():
+        parts = [chunk.sizes for chunk in entry.chunks if chunk.sizes.numel()]
+        assert sum(part.numel() for part in parts) == entry.size.numel(), name
+        if len(entry.size) > 1 and min(entry.size) >= shards > 1:
+            assert entry.size not in parts, name
 
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")

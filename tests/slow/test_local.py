@@ -29,7 +29,8 @@ def test_a_cell_has_the_bits_of_a_run_by_hand(tmp_path: Path) -> None:
     for threads, cell in cells.items():
         assert run(tmp_path, "train", *CELLS, f"train.threads={threads}", f"run.dir=t{threads}").code == 0
         assert rows(cell) == rows(tmp_path / f"t{threads}")
-        weights = [folder / "checkpoints" / "step_00000002" / "model.pt" for folder in (cell, tmp_path / f"t{threads}")]
+        place = Path("checkpoints", "step_00000002", "__0_0.distcp")
+        weights = [folder / place for folder in (cell, tmp_path / f"t{threads}")]
         assert weights[0].read_bytes() == weights[1].read_bytes()
 
 

@@ -35,6 +35,20 @@ llama.loss_sum = loss_sum
 from abovemup.cli.main import main
 main()
 """
+# The second checkpoint finds no room on rank 1.
+FULL = """
+import os
+from abovemup.training.tensors import Writer
+plain, saved = Writer.write_data, []
+def write_data(self, *args):
+    saved.append(self)
+    if os.environ["RANK"] == "1" and len(saved) == 2:
+        raise OSError(28, "No space left on device")
+    return plain(self, *args)
+Writer.write_data = write_data
+from abovemup.cli.main import main
+main()
+"""
 
 
 def torchrun(folder: Path, ranks: int, *arguments: str) -> Ended:
@@ -61,8 +75,14 @@ def test_a_run_moves_from_one_to_three_to_two_processes(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     alone("run.name=straight")
     alone("run.name=moved", "train.steps=2")
-    end = run(tmp_path, "train", "--resume", "moved", "train.steps=4", "parallel=fsdp", "--nproc", "3")
+    beside = ("checkpoint.asynchronous=true", "parallel=fsdp")
+    end = run(tmp_path, "train", "--resume", "moved", "train.steps=4", *beside, "--nproc", "3")
     assert end.code == 0, end
+    assert not end.err, end
+    files = [*(tmp_path / "runs/moved/checkpoints/step_00000004").glob("*.distcp")]
+    assert len(files) == 3
+    one = (tmp_path / "runs/straight/checkpoints/step_00000004/__0_0.distcp").stat().st_size
+    assert all(file.stat().st_size < 0.6 * one for file in files)
     assert end.out.count("finished") == end.out.count("step 4/4") == 1, "only rank 0 prints"
     end = run(tmp_path, "train", "--resume", "moved", "train.steps=6", "parallel=ddp", "--nproc", "2", "--json")
     assert end.code == 0, end
@@ -92,14 +112,22 @@ def workers(launcher: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
 @pytest.mark.parametrize(
     ("signum", "rank", "code", "status"),
     [(signal.SIGTERM, 1, 143, "interrupted"), (signal.SIGKILL, 1, 4, "failed"), (signal.SIGKILL, 0, 4, "running")],
 )
 def test_a_signal_to_one_rank_ends_all(
-    signum: signal.Signals, rank: int, code: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    signum: signal.Signals,
+    rank: int,
+    code: int,
+    status: str,
+    asynchronous: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with started(tmp_path, "train", *ENDLESS, "--nproc", "2") as launcher:
+    beside = f"checkpoint.asynchronous={asynchronous}"
+    with started(tmp_path, "train", *ENDLESS, beside, "--nproc", "2") as launcher:
         assert until(launcher, lambda: rows_in(tmp_path / "runs/one") > 5), ended(launcher)
         pids = workers(launcher)
         os.kill(pids[rank], signum)
@@ -153,6 +181,17 @@ def test_a_nan_on_one_rank(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "runs/one/summary.json").read_text())
     assert summary["status"] == "diverged"
     assert (tmp_path / "runs/one/checkpoints/step_00000000").is_dir()
+
+
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+def test_a_disk_that_is_full_for_one_rank(asynchronous: str, tmp_path: Path) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    settings = tiny("run.name=one", "train.steps=4", f"checkpoint.asynchronous={asynchronous}")
+    end = torchrun(tmp_path, 2, "full.py", "train", *settings)
+    assert end.code == 1, end
+    assert end.err.count("abovemup: No space left on device in runs/one: free some space") == 1, end
+    assert [path.name for path in (tmp_path / "runs/one/checkpoints").iterdir()] == ["step_00000002"]
+    assert json.loads((tmp_path / "runs/one/summary.json").read_text())["status"] == "failed"
 
 
 def test_the_code_of_a_diverged_run_is_passed_on(tmp_path: Path) -> None:

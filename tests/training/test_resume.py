@@ -17,7 +17,7 @@ from abovemup.tracking import norms
 from abovemup.training import trainer as trainer_module
 from abovemup.training.run import train
 from abovemup.training.trainer import Trainer
-from tests.training.tiny import rows, run, same_bits, weights, write_text
+from tests.training.tiny import read, rows, run, same_bits, weights, write_text
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def test_any_number_of_legs_is_the_straight_run(
     settings = [f"optimizer={optimizer}", "optimizer.lr=0.01", *schedule]
     straight = run(*settings, "run.dir=straight")
     assert straight.exit_code == 0
+    settings.append(f"checkpoint.asynchronous={optimizer == 'muon'}")
     for step, signum, code in ((1, signal.SIGINT, 130), (3, signal.SIGTERM, 143), (5, signal.SIGINT, 130)):
         with monkeypatch.context():
             stop_at(step, signum=signum)
@@ -143,7 +144,7 @@ def test_killed_before_the_first_checkpoint_it_starts_again(elsewhere: Path) -> 
 def test_when_all_checkpoints_are_damaged_nothing_is_touched(elsewhere: Path) -> None:
     run("run.dir=bare")
     for path in Path("bare/checkpoints").iterdir():
-        (path / "model.pt").write_bytes(b"torn")
+        (path / "__0_0.distcp").write_bytes(b"torn")
     before = rows(Path("bare"))
     with pytest.raises(RequestError, match="no whole checkpoint left"):
         run(resume="bare")
@@ -215,7 +216,7 @@ def test_missing_optimizer_state_is_refused(elsewhere: Path) -> None:
 
     run("run.dir=old")
     path = Path("old/checkpoints/step_00000004")
-    state = checkpoint.load(path)
+    state = read(path)
     del state.optimizer["head.weight"]
     checkpoint.save(path.parent, state)
     with pytest.raises(RequestError, match=r"head.weight"):
@@ -241,7 +242,7 @@ def test_a_branch_killed_at_once_can_be_resumed(elsewhere: Path) -> None:
     run(*tail, "run.dir=whole", branch="trunk@512")
     run(*tail, "run.dir=tail", branch="trunk@512")
     for step in (6, 8):
-        (Path("tail/checkpoints") / f"step_{step:08d}/model.pt").unlink()
+        (Path("tail/checkpoints") / f"step_{step:08d}/state.pt").unlink()
     run(resume="tail")
     assert rows(Path("tail")) == rows(Path("whole"))
 

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from abovemup.config.errors import RequestError, RunFailed
 from abovemup.data.corpus import open_corpus
 from abovemup.model import loss as loss_module
 from abovemup.model.loss import IGNORE, loss_sum
+from abovemup.tracking.jsonl import JsonlSink
 from abovemup.training import checkpoint
 from abovemup.training import evaluate as evaluate_module
 from abovemup.training import run as run_module
 from abovemup.training.evaluate import evaluate, scored
 from abovemup.training.run import train
 from abovemup.training.trainer import Trainer
-from tests.training.tiny import TINY, compiled, rows, run, same_bits, weights, write_text
+from tests.training.tiny import TINY, compiled, read, rows, run, same_bits, weights, write_text
 
 
 def losses(folder: str) -> list[float]:
@@ -215,18 +217,79 @@ def test_out_of_memory_says_what_to_do(elsewhere: Path, monkeypatch: pytest.Monk
     assert "micro_batch: 1" in Path("auto/config.yaml").read_text()
 
 
-def test_a_full_disk_keeps_the_last_checkpoint(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("asynchronous", ["false", "true"])
+@pytest.mark.parametrize("step", [4, 6])
+def test_a_full_disk_keeps_the_last_checkpoint(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, asynchronous: str, step: int
+) -> None:
+    """Step 6 is the last: a run that has ended has its checkpoint."""
     original = checkpoint.save
 
-    def full(folder: Path, state: checkpoint.State) -> Path:
-        if state.step == 4:
+    def full(folder: Path, state: checkpoint.State, group: None) -> Path:
+        if state.step == step:
             raise OSError(28, "No space left on device")
         return original(folder, state)
 
     monkeypatch.setattr(run_module.checkpoint, "save", full)
     with pytest.raises(RunFailed, match=r"No space left on device in r: .* --resume r"):
-        run("run.dir=r")
+        run("run.dir=r", f"checkpoint.asynchronous={asynchronous}")
+    assert list(checkpoint.steps(Path("r/checkpoints"))) == [2, 4][: step // 2 - 1]
+    monkeypatch.undo()
+    monkeypatch.chdir(elsewhere)
+    assert run(resume="r").status == "finished"
+
+
+def test_a_run_that_fails_waits_for_its_checkpoint(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, plain, original = threading.Event(), Trainer.advance, checkpoint.save
+
+    def late(folder: Path, state: checkpoint.State, group: None) -> Path:
+        assert failing.wait(60)
+        return original(folder, state)
+
+    def fails(self: Trainer) -> Any:
+        if self.t == 2:
+            failing.set()
+            raise ZeroDivisionError("a mistake")
+        return plain(self)
+
+    monkeypatch.setattr(run_module.checkpoint, "save", late)
+    monkeypatch.setattr(Trainer, "advance", fails)
+    with pytest.raises(ZeroDivisionError):
+        run("checkpoint.asynchronous=true", "run.dir=r")
     assert list(checkpoint.steps(Path("r/checkpoints"))) == [2]
+
+
+def test_a_checkpoint_beside_the_training(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is of its own step although the next one is trained before it is written, and the next one waits for it."""
+    run("run.dir=straight")
+    ahead, plain, original, sync = threading.Event(), Trainer.advance, checkpoint.save, JsonlSink.sync
+    order: list[object] = []
+
+    def late(folder: Path, state: checkpoint.State, group: None) -> Path:
+        order.append(state.step)
+        assert state.step == 6 or ahead.wait(60)  # nothing comes after step 6
+        ahead.clear()
+        return original(folder, state)
+
+    def advance(self: Trainer) -> Any:
+        if self.t % 2 == 0:
+            assert [*checkpoint.steps(Path("beside/checkpoints"))] == [2, 4][: max(0, self.t // 2 - 1)]
+        row = plain(self)
+        if self.t % 2 and self.t > 2:
+            ahead.set()
+        return row
+
+    monkeypatch.setattr(JsonlSink, "sync", lambda self: (order.append("rows"), sync(self)))
+    monkeypatch.setattr(run_module.checkpoint, "save", late)
+    monkeypatch.setattr(Trainer, "advance", advance)
+    assert run("checkpoint.asynchronous=true", "run.dir=beside").status == "finished"
+    assert order == ["rows", 2, "rows", 4, "rows", 6, "rows"], "the rows are on the disk first"
+    assert rows(Path("beside")) == rows(Path("straight"))
+    for step in (2, 4, 6):
+        one, other = (read(Path(f"{name}/checkpoints/step_{step:08d}")) for name in ("beside", "straight"))
+        assert same_bits(one.tensors(), other.tensors())
+        assert one.rng.equal(other.rng)
+        assert (one.step, one.last_row) == (other.step, other.last_row)
 
 
 # ---- folders and requests ----

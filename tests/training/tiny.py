@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from abovemup.training import checkpoint
 from abovemup.training.run import Outcome, train
 
 TINY = [
@@ -48,9 +49,19 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k not in TIMED} for line in lines if line]
 
 
-def weights(folder: Path, step: int) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = torch.load(folder / f"checkpoints/step_{step:08d}/model.pt")
+def read(path: Path) -> checkpoint.State:
+    """All of a checkpoint, its tensors whole."""
+    state = checkpoint.load(path)
+    there = {name: torch.empty_like(t, device="cpu") for name, t in state.tensors().items()}
+    checkpoint.fill(path, there)
+    state.model = {name: there[f"model/{name}"] for name in state.model}
+    for name, values in state.optimizer.items():
+        values |= {key: there[f"optimizer/{name}/{key}"] for key, v in values.items() if isinstance(v, Tensor)}
     return state
+
+
+def weights(folder: Path, step: int) -> dict[str, Tensor]:
+    return read(folder / f"checkpoints/step_{step:08d}").model
 
 
 def same_bits(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
