@@ -237,7 +237,7 @@ class Norms:
 class Checkpoint:
     every: Cadence
     keep: Size
-    asynchronous: bool
+    asynchronous: bool = False  # written by a thread, beside the training
 
 
 @dataclass(frozen=True, kw_only=True)
