@@ -20,8 +20,11 @@ from abovemup.config.schema import Experiment
 from abovemup.data.split import Amount
 from abovemup.training import checkpoint
 
-# What may change when a run goes on: how far, how often things are looked at, and where they are sent.
-CONTINUABLE = ("train.steps", "train.tokens", "eval.every", "norms.every", "checkpoint.", "tracking.", "parallel.")
+# What may change when a run goes on: how far, how often things are looked at, where they are sent, and over which ranks
+# and in how little memory it goes.
+CONTINUABLE = tuple(
+    "train.steps train.tokens train.recompute eval.every norms.every checkpoint. tracking. parallel.".split()
+)
 BRANCHABLE = (*CONTINUABLE, "schedule.")
 IGNORED = ("run.", "experiment")  # names
 

@@ -256,8 +256,8 @@ class Leg:
         if out_of_memory(error) and self.trainer.pending is not None:
             return f"out of memory in an evaluation with eval.batch={self.exp.eval.batch}: make it smaller."
         if out_of_memory(error):
-            micro = self.exp.train.micro_batch
-            return f"out of memory with train.micro_batch={micro}: train.micro_batch=auto finds what fits."
+            now = f"train.micro_batch={self.exp.train.micro_batch}"
+            return f"out of memory with {now}: train.micro_batch=auto finds what fits, train.recompute=true needs less."
         if isinstance(error, SystemExit):  # not ours, and its code must not become the command's
             return f"something in the run called sys.exit({error.code}): {go_on}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
