@@ -22,8 +22,9 @@ from abovemup.training import checkpoint
 
 # What may change when a run goes on: how far, how often things are looked at, where they are sent, and over which ranks
 # and in how little memory it goes.
-CONTINUABLE = tuple(
-    "train.steps train.tokens train.recompute eval.every norms.every checkpoint. tracking. parallel.".split()
+CONTINUABLE = (
+    *("train.steps", "train.tokens", "train.recompute", "eval.every", "norms.every"),
+    *("checkpoint.", "tracking.", "parallel."),
 )
 BRANCHABLE = (*CONTINUABLE, "schedule.")
 IGNORED = ("run.", "experiment")  # names
