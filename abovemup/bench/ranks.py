@@ -23,7 +23,7 @@ from abovemup.optim.sharded import Owners
 from abovemup.training.ranks import Ranks, join
 from abovemup.training.trainer import Trainer
 
-POCKET = ("model=pocket", "data=synthetic", "train.threads=1", "eval.every=0", "checkpoint.every=0")
+POCKET = ("model=pocket", "data=synthetic", "train.device=cpu", "train.threads=1", "eval.every=0", "checkpoint.every=0")
 
 
 def ranks() -> list[Ratio]:

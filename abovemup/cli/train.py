@@ -128,9 +128,12 @@ def print_plan(e: "Experiment", processes: int, json: bool) -> None:
     for sentence in e.cannot_match:
         print(f"{e.experiment} cannot match: {sentence}")
 
-    def listed(sizes: dict[str, Any]) -> str:
+    def listed(sizes: dict[str, Any], saved: float = 0.0) -> str:
         known = [f"{name} {'not known' if n is None else decimal(round(n))}" for name, n in sizes.items() if n != 0]
-        return f"about {decimal(round(sum(filter(None, sizes.values()))))}{every}: {', '.join(known)}"
+        total = sum(filter(None, sizes.values())) - saved
+        return f"about {decimal(round(total))}{every}: {', '.join(known)}"
+
+    passed = sum(memory[name] for name in ("activations", "logits", "casts"))  # gone when the step is taken
 
     plan = {
         "experiment": e.experiment,
@@ -142,7 +145,7 @@ def print_plan(e: "Experiment", processes: int, json: bool) -> None:
         "steps": f"{t.steps:,}",
         "tokens": f"{t.tokens:,}",
         "processes": f"{processes}, parallel={e.parallel.name}",
-        "memory": listed(memory),
+        "memory": listed(memory, min(passed, memory["step"])),
         "FLOPs of a step": f"{flops['model']:.3g}, and {flops['msign'] / flops['model']:.2%} more for msign",
     }
     if processes > 1:

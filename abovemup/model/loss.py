@@ -25,7 +25,11 @@ def chunked_loss(head: Callable[[Tensor], Tensor], x: Tensor, targets: Tensor, s
     """
 
     def part(x: Tensor, targets: Tensor) -> Tensor:
-        return loss_sum(head(x), targets)
+        # The cache would give all chunks one bfloat16 head, in whose precision their gradients would be summed.
+        device = x.device.type
+        now = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+        with torch.autocast(device, *now, cache_enabled=False):
+            return loss_sum(head(x), targets)
 
     chunks = zip(x.flatten(0, -2).split(size), targets.flatten().split(size), strict=True)
     losses = [checkpoint(part, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]

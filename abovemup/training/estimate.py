@@ -58,7 +58,7 @@ class Estimate:
         self.count: int = self.size["parameters"]
         self.ddp, self.fsdp = (world > 1 and e.parallel.name == name for name in ("ddp", "fsdp"))
         self.n = world // e.parallel.replicate if self.fsdp else world
-        self.tensor = e.parallel.tensor
+        self.tensor = e.parallel.tensor if world > 1 else 1
         self.windows = -(-e.train.batch_size // (world // self.tensor))
         asked = e.train.micro_batch
         micro = self.windows if asked == "auto" else min(asked, self.windows)
@@ -79,21 +79,27 @@ class Estimate:
                       train.loss_chunk positions where that is set.
         casts         2 for each entry of the blocks and the head, whole under fsdp too: what autocast multiplies with.
         buffers       fsdp: 4, whole, for weights and gradients of the root and of two blocks (the next is fetched
-                      meanwhile); ddp: its buckets of gradients, 4 N.
+                      meanwhile), none where all ranks share one sequence; ddp: its buckets of gradients, 4 N.
+        step          4, of what a step needs whole (`sent`): fsdp: m, the owner's; ddp: n m, all that is gathered;
+                      with t > 1 the M completed ones besides.
 
-        Each of t ranks has of a block's activations what `kept` says, and 1/t of the last three.
+        Each of t ranks has of a block's activations what `kept` says, and 1/t of the next three. Activations, logits
+        and casts are gone when the step is taken.
         """
         m, t, parts, tokens = self.e.model, self.e.train, self.n if self.fsdp else 1, self.tokens
         held = {k: None if self.size[k] is None else self.size[k] // parts for k in ("weights", "gradients", "state")}
         block = kept(m, t.dtype, self.tensor)
         blocks = 4 * m.width * m.depth + block if t.recompute else block * m.depth
         norm = 4 * (1 + (1 + m.gains) * m.width) if "output" in NORM_SITES[m.norm_placement] else 0
-        unsharded = 8 * (self.root + min(2, m.depth) * self.blocks // m.depth)
+        unsharded = (self.world > self.tensor) * 8 * (self.root + min(2, m.depth) * self.blocks // m.depth)
+        owned = [sum(map(prod, own)) for own in self.owned]
+        step = max(owned) * (1 if self.fsdp and self.tensor == 1 else self.n) + (self.tensor > 1) * sum(owned)
         return held | {
             "activations": tokens * (blocks + norm + self.bytes * m.width),
             "logits": 3 * 4 * m.vocab_size * min(tokens, t.loss_chunk or tokens) // self.tensor,
             "casts": (self.bytes == 2) * 2 * (self.blocks + self.head) // self.tensor,
             "buffers": (unsharded if self.fsdp else self.ddp * 4 * self.count) // self.tensor,
+            "step": (self.world > 1) * 4 * step,
         }
 
     def flops(self) -> dict[str, float]:
@@ -123,7 +129,8 @@ class Estimate:
                       to the owners, and what it owns back, (M + (n-2) m) / n, which is 2 (n-1)/n^2 M if all own as
                       much; ddp, and with t > 1: a ring all-gather, in which all send as much, (n-1) m.
         activations   t > 1: all-reduced behind each half of a block and the embedding, and in front of them and the
-                      head on the way back: p 2 (2 depth + 1) 2 (t-1)/t T width. moments: completed, (n-1)/n M.
+                      head on the way back: p 2 (2 depth + 1) 2 (t-1)/t T width; train.recompute repeats attention's,
+                      depth more. moments: completed, (n-1)/n M.
         """
         n, r, t, p, m = self.n, self.e.parallel.replicate, self.tensor, self.passes, self.e.model
         size = 2 if self.e.parallel.dtype == "bfloat16" else 4
@@ -136,21 +143,26 @@ class Estimate:
         found |= {"replicas": p * 2 * size * (r - 1) / r * self.count / n} if r > 1 else {}
         if t == 1:
             return found | {"steps": size * (sum(owned) + (n - 2) * max(owned)) / n}
-        reduced = p * 2 * (2 * m.depth + 1) * 2 * (t - 1) / t * self.tokens * m.width
+        sums = 2 * (2 * m.depth + 1) + self.e.train.recompute * m.depth
+        reduced = p * sums * 2 * (t - 1) / t * self.tokens * m.width
         return found | gathered | {"moments": 4 * (n - 1) / n * sum(owned), "activations": reduced * self.bytes}
 
     def seconds(self) -> tuple[float, float]:
         """Of a step under `ASSUMED`: communication all hidden behind the computation, or all after it.
 
-        A ring over several nodes enters each through all its GPUs at once; what a rank sends to others one by one, or
-        to the same rank of other nodes, leaves through its own. Passes over memory (norms, Adam) are not counted.
+        A ring over several nodes enters each through all of its GPUs there at once (one in t); what a rank sends to
+        others one by one, or to the same rank of other nodes, leaves through its own. Passes over memory (norms, Adam)
+        are not counted.
         """
         flops, e = self.flops(), self.e
         computing = flops["model"] + flops["recomputed"]
         computing *= self.windows / e.train.batch_size / self.tensor / HOPPER[e.train.dtype]
         computing = (computing + flops["owner"] / HOPPER[e.optimizer.msign.dtype]) / UTILISATION
         ring, direct = (NVLINK, NVLINK) if self.n <= NODE else (NODE * NETWORK, NETWORK)
-        links = {"replicas": NVLINK if self.world <= NODE else NETWORK, "activations": NVLINK}
+        links = {"replicas": NVLINK if self.world <= NODE else NETWORK}
+        links |= {"activations": NVLINK if self.tensor <= NODE else NODE * NETWORK}
+        if self.n > NODE:  # of a ring over data the ranks that share a sequence are no neighbours
+            links |= dict.fromkeys(("weights", "gradients"), NETWORK * max(1, NODE // self.tensor))
         links |= {"steps": direct} if self.fsdp and self.tensor == 1 else {}
         sending = sum(size / links.get(name, ring) for name, size in self.sent().items())
         return max(computing, sending), computing + sending

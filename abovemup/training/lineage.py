@@ -23,8 +23,8 @@ from abovemup.training import checkpoint
 # What may change when a run goes on: how far, how often things are looked at, where they are sent, and over which ranks
 # and in how little memory it goes.
 CONTINUABLE = (
-    *("train.steps", "train.tokens", "train.recompute", "eval.every", "norms.every"),
-    *("checkpoint.", "tracking.", "parallel."),
+    *("train.steps", "train.tokens", "train.recompute", "train.loss_chunk", "eval.every", "norms.every"),
+    *("checkpoint.", "tracking.", "parallel.name", "parallel.replicate", "parallel.tensor"),
 )
 BRANCHABLE = (*CONTINUABLE, "schedule.")
 IGNORED = ("run.", "experiment")  # names

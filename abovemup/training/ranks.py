@@ -123,13 +123,16 @@ class Ranks:
     def check_tensor(self, exp: Experiment, parallel: Parallel) -> None:
         """Raises RequestError for what tensor parallelism cannot divide. FSDP2 shards no uneven parts further."""
         n, model = parallel.tensor, exp.model
-        if parallel.name != "fsdp" or parallel.replicate > 1:
-            raise RequestError(f"parallel.tensor={n} goes with parallel=fsdp and parallel.replicate=1.")
+        if self.world == 1:
+            raise RequestError(f"parallel.tensor={n} is for several processes: add --nproc {n} or parallel=single.")
+        if parallel.name != "fsdp" or parallel.replicate > 1 or exp.train.compile:
+            with_it = "parallel=fsdp, parallel.replicate=1 and train.compile=false"
+            raise RequestError(f"parallel.tensor={n} goes with {with_it}.")
         sizes = {"the number of processes": self.world, "model.heads": model.heads, "model.kv_heads": model.kv_heads}
         if self.world > n:
             sizes |= {"model.ffn": model.ffn, "model.vocab_size": model.vocab_size}
         if odd := [f"{name}, {size}" for name, size in sizes.items() if size % n]:
-            raise RequestError(f"parallel.tensor={n} does not divide {odd[0]}.")
+            raise RequestError(f"parallel.tensor={n} does not divide {odd[0]}. parallel.tensor=1 divides everything.")
 
     def occupy(self, train: Train) -> None:
         """Take this rank's threads and GPU. Raises RequestError where there are fewer GPUs than ranks."""
@@ -146,9 +149,9 @@ class Ranks:
 
         The mean of the ranks' gradients is what every rank then has (DDP), or has its rows of (FSDP2).
         """
-        self.tensor = parallel.tensor
         if self.store is None or parallel.name == "single":
             return model, None
+        self.tensor = parallel.tensor
         dtype: torch.dtype = getattr(torch, parallel.dtype)
         if parallel.name == "ddp":
             replica = nn.parallel.DistributedDataParallel(model)
@@ -174,7 +177,7 @@ class Ranks:
             loss_parallel().__enter__()  # for good: every loss of this process is one
             # Of two dimensions a tensor is gathered in two steps, which torch would say each time.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-        if self.world > self.tensor:
+        if self.tensor == 1 or self.world > self.tensor:
             policy = MixedPrecisionPolicy(reduce_dtype=dtype)
             for module in (*model.layers, model):
                 fully_shard(module, mesh=mesh["shard" if copies == 1 else ("replicate", "shard")], mp_policy=policy)

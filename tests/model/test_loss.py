@@ -1,14 +1,12 @@
 """What saves memory changes nothing: the loss in chunks, blocks that are computed again."""
 
-import weakref
-
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from abovemup.model import loss as module
 from abovemup.model.llama import Llama
-from abovemup.model.loss import IGNORE
+from abovemup.model.loss import IGNORE, chunked_loss
 from tests import tiny
 
 
@@ -36,20 +34,31 @@ def test_a_loss_in_chunks_is_the_loss(chunk: int, tied: bool) -> None:
         torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_the_logits_of_one_chunk_live_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, alive, most = module.loss_sum, weakref.WeakSet[Tensor](), 0
+def test_no_logits_are_kept_for_the_way_back() -> None:
+    net, kept = tiny.llama(), []
 
-    def counted(logits: Tensor, targets: Tensor) -> Tensor:
-        nonlocal most
-        alive.add(logits)
-        most = max(most, sum(t.shape[0] for t in alive))
-        return plain(logits, targets)
+    def keep(t: Tensor) -> Tensor:
+        kept.extend(t.shape[-1:])
+        return t
 
-    monkeypatch.setattr(module, "loss_sum", counted)
-    net = tiny.llama()
-    net.loss_chunk = 7
-    loss_and_gradients(net, tiny.tokens(seed=1))
-    assert most == 7
+    for net.loss_chunk in (0, 7):
+        kept.clear()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            loss_and_gradients(net, tiny.tokens(seed=1))
+        assert (61 in kept) == (net.loss_chunk == 0)
+
+
+def test_chunks_in_bfloat16_sum_their_gradients_in_float32() -> None:
+    W, x = (torch.randn(n, 64, generator=torch.Generator().manual_seed(n)) for n in (128, 2048))
+    targets, gradients = torch.arange(2048)[None] % 128, {}
+    for size, dtype in ((2048, torch.float32), (2048, torch.bfloat16), (8, torch.bfloat16)):
+        head = W.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            chunked_loss(lambda x, head=head: F.linear(x, head), x[None], targets, size).backward()
+        assert head.grad is not None
+        gradients[size, dtype] = head.grad
+    exact, whole, chunks = gradients.values()
+    assert (chunks - exact).norm() < 1.2 * (whole - exact).norm()
 
 
 @pytest.mark.parametrize("document", [False, True])

@@ -31,8 +31,10 @@ from abovemup.optim.routing import routing_table
 from abovemup.optim.sharded import Owners
 from abovemup.optim.steepest import SteepestDescent
 from abovemup.training import checkpoint
+from abovemup.training.estimate import Estimate
 from abovemup.training.evaluate import inputs
 from abovemup.training.ranks import ALONE, Ranks, join
+from abovemup.training.routes import table
 from abovemup.training.tensors import Reader
 from abovemup.training.trainer import Trainer
 from tests.optim.make import Spec, experiment
@@ -198,29 +200,44 @@ COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", 
 
 
 def check_sent(ranks: Ranks, parallel: Parallel) -> None:
-    """What `abovemup.model.tensor` and `abovemup.optim.sharded` say of tensor parallelism, counted in elements."""
+    """What `model.tensor`, `optim.sharded` and `training.estimate` say of tensor parallelism, counted in elements."""
     exp, corpus = settings("scion", "plain")
-    trainer = Trainer(replace(exp, parallel=parallel), corpus, ranks=ranks)
-    windows, places, halves = corpus.batch(0, 4), 4 * 32, 2 * exp.model.depth
+    places, halves = 4 * 32, 2 * exp.model.depth
     stream = (halves + 1) * places * exp.model.width
-    found = []
-    for work in (
-        lambda: found.append(trainer.spread(inputs(windows), windows[:, 1:])),
-        lambda: local(found[0]).backward(),
+    for recompute in (False, True):
+        e = replace(exp, parallel=parallel, train=replace(exp.train, recompute=recompute))
+        trainer = Trainer(e, corpus, ranks=ranks)
+        forward, backward, step = sent(trainer)
+        again = recompute * exp.model.depth
+        assert forward == {"all_reduce": stream + halves * places + 3 * places}
+        assert backward == {"all_reduce": stream + halves * places + again * places * (exp.model.width + 2)}
+        hidden = sum(p.numel() for n, p in trainer.parameters.items() if n not in ("embedding.weight", "head.weight"))
+        assert step == {"all_gather_into_tensor": hidden // 2}
+        paper = Estimate(e, table(e), ranks.world).sent()  # in an all-reduce of two ranks each sends all of it once
+        assert paper["activations"] == 4 * (2 * stream + again * places * exp.model.width)
+        assert paper["moments"] == 4 * hidden / 2
+
+
+def sent(trainer: Trainer) -> list[dict[str, int]]:
+    """Elements that go into collectives of DTensors, in a forward pass, a backward pass and an optimizer step."""
+    windows = trainer.corpus.batch(0, 4)
+    losses: list[Tensor] = []
+    works: list[Any] = [
+        lambda: losses.append(trainer.spread(inputs(windows), windows[:, 1:])),
+        lambda: local(losses[0]).backward(),
         lambda: [trainer.grad_norm(), trainer.optimizer.step()],
-    ):
+    ]
+    found = []
+    for work in works:
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
             work()
-        sent: dict[str, int] = Counter()
+        counted: dict[str, int] = Counter()
         for event in profiled.events():
-            if event.name.startswith("_c10d_functional::"):
-                sent[event.name.removeprefix("_c10d_functional::")] += prod(event.input_shapes[0])
-        found.append({name: n for name, n in sent.items() if name in COLLECTIVES})
-    forward, backward, step = found[1:]
-    assert forward == {"all_reduce": stream + halves * places + 3 * places}
-    assert backward == {"all_reduce": stream + halves * places}
-    hidden = sum(p.numel() for n, p in trainer.parameters.items() if n not in ("embedding.weight", "head.weight"))
-    assert step == {"all_gather_into_tensor": hidden // 2}
+            name = event.name.removeprefix("_c10d_functional::")
+            if name != event.name and name in COLLECTIVES:
+                counted[name] += prod(event.input_shapes[0])
+        found.append(dict(counted))
+    return found
 
 
 def hardest(ranks: Ranks, parallel: Parallel) -> str:
@@ -301,8 +318,8 @@ SHAPES = {
 def check_absent(ranks: Ranks, parallel: Parallel) -> None:
     """Gradients that only some ranks have, or none: the step of one process, and nobody waits for anybody."""
     mesh = init_device_mesh("cpu", (ranks.world,))
-    for table in ("scion", "above_mup", "muon", "adam"):
-        e = experiment(table, lr=1e-3)
+    for rules in ("scion", "above_mup", "muon", "adam"):
+        e = experiment(rules, lr=1e-3)
         routes = routing_table([Spec(n, s, r, "") for n, (r, s) in SHAPES.items()], e)
         g = torch.Generator().manual_seed(1)
         values = {n: torch.randn(shape, generator=g) for n, (_, shape) in SHAPES.items()}
@@ -332,7 +349,7 @@ def check_absent(ranks: Ranks, parallel: Parallel) -> None:
             shared.step()
         for name, p in many.items():
             torch.testing.assert_close(
-                whole(p.detach()), one[name].detach(), rtol=1e-5, atol=1e-6, msg=f"{table} {name}"
+                whole(p.detach()), one[name].detach(), rtol=1e-5, atol=1e-6, msg=f"{rules} {name}"
             )
         for name in ("frozen", "idle"):
             assert whole(many[name].detach()).equal(values[name])
@@ -408,7 +425,8 @@ def main(folder: Path, layouts: list[str]) -> None:
                 check_bits(ranks, parallel)
             if layout == "fsdp":  # what the bench compares is comparable; nothing is timed here
                 assert bench.step(ranks, blocks(16, 1, 8), 1).value > 0
-                assert bench.training(ranks, [o for o in TINY if not o.startswith("train.steps")], 1).value > 0
+                small = [o for o in TINY if not o.startswith("train.steps")]
+                assert bench.training(ranks, [*small, "train.device=cpu"], 1).value > 0
             if ranks.first:
                 print(f"{title(ranks, parallel)}: equal", flush=True)
 

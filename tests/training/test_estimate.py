@@ -93,7 +93,7 @@ class Live(TorchDispatchMode):
         return found
 
 
-@pytest.mark.parametrize(("dtype", "chunk"), [("float32", 0), ("bfloat16", 0), ("bfloat16", 32)])
+@pytest.mark.parametrize(("dtype", "chunk"), [("float32", 0), ("bfloat16", 0), ("bfloat16", 24)])
 def test_three_of_the_logits_live_at_once(tiny: Experiment, dtype: Any, chunk: int) -> None:
     e = replace(tiny, train=replace(tiny.train, dtype=dtype, loss_chunk=chunk))
     net, tokens = built(e)

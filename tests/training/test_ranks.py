@@ -72,8 +72,10 @@ def test_ranks_that_share_a_sequence_read_the_same() -> None:
 @pytest.mark.parametrize(
     ("overrides", "world", "said"),
     [
-        (["parallel.replicate=4"], 8, "parallel.tensor=2 goes with parallel=fsdp and"),
-        (["parallel.replicate=2"], 4, "parallel.tensor=2 goes with parallel=fsdp and parallel.replicate=1"),
+        (["parallel.replicate=4"], 8, "parallel.tensor=2 goes with parallel=fsdp,"),
+        (["parallel.replicate=2"], 4, "parallel.tensor=2 goes with parallel=fsdp, parallel.replicate=1"),
+        (["train.compile=true"], 2, "and train.compile=false"),
+        ([], 1, "add --nproc 2 or parallel=single"),
         ([], 3, "parallel.tensor=2 does not divide the number of processes, 3"),
         (["model.kv_heads=1"], 2, "parallel.tensor=2 does not divide model.kv_heads, 1"),
         (["model.ffn=77"], 4, "parallel.tensor=2 does not divide model.ffn, 77"),
