@@ -39,7 +39,7 @@ def test_a_dry_run_says_what_there_is_and_what_it_would_take(
     assert said["minutes left, about"] > 0
     assert [row["status"] for row in said["table"]] == ["finished", "missing", "unfinished", "missing"]
     assert {path.name for path in Path("s").iterdir()} == {"runs"}  # nothing was written
-    kept = sum(file.stat().st_size for file in Path("s/runs").glob("*/checkpoints/*/*.pt"))
+    kept = sum(file.stat().st_size for file in Path("s/runs").glob("*/checkpoints/*/*.distcp"))
     assert kept < cells_of(study, None)[0].kept < 2.5 * kept  # of two, one was made
 
     assert run(["sweep", *study, "--dir=s", "--dry-run"]) == 0
