@@ -391,15 +391,16 @@ def check_half(ranks: Ranks, parallel: Parallel) -> None:
 
 
 def check_all(ranks: Ranks, parallel: Parallel, folder: Path) -> None:
-    uneven = hardest(ranks, parallel)
-    for optimizer in OPTIMIZERS:
+    uneven, mixed = hardest(ranks, parallel), ranks.world > parallel.tensor > 1  # of fsdp and tensor, each seen alone
+    for optimizer in ("adam", "scion") if mixed else OPTIMIZERS:
         for variant in (*(["plain"] if ranks.world == 2 else []), uneven, "accumulated"):  # plain is in the others
             exp, corpus = settings(optimizer, variant)
             check(exp, corpus, ranks, parallel)
             if variant == uneven and optimizer in ("adam", "scion"):  # the two kinds of state
                 check_resumed(exp, corpus, ranks, parallel, folder)
-    check_masked(ranks, parallel)
-    check_direction(ranks, parallel)
+    if not mixed:
+        check_masked(ranks, parallel)
+        check_direction(ranks, parallel)
     if ranks.world == 2:
         check_half(ranks, parallel)
     if ranks.world == parallel.tensor:
