@@ -144,7 +144,7 @@ def print_plan(e: "Experiment", processes: int, json: bool) -> None:
         "batch": f"{t.batch_size} x {t.seq_len} = {batch:,} tokens",
         "steps": f"{t.steps:,}",
         "tokens": f"{t.tokens:,}",
-        "processes": f"{processes}, parallel={e.parallel.name}",
+        "processes": f"{processes}, parallel={e.parallel.name}" + f", tensor={paper.tensor}" * (paper.tensor > 1),
         "memory": listed(memory, min(passed, memory["step"])),
         "FLOPs of a step": f"{flops['model']:.3g}, and {flops['msign'] / flops['model']:.2%} more for msign",
     }
