@@ -220,8 +220,10 @@ def draw(ablation: Ablation, scans: list[Scan], folder: Path) -> None:
             alone = scan.pick([i]).whole()
             if alone.losses.size and ablation.fit in alone.x:
                 _line(axes, alone, ablation, f"C{i % 10}", "" if one and scan is not best[0] else label)
-        if axes.lines:
-            axes.legend(fontsize=7)
+    found = [axes.get_legend_handles_labels() for axes in figure.axes]
+    curves = {label: curve for handles, labels in found for curve, label in zip(handles, labels, strict=True)}
+    if curves:  # beside the panels, which have one size and horizon in one colour
+        figure.legend(curves.values(), curves.keys(), loc="outside right upper", fontsize=7)
     figure.savefig(folder / "figure.png", dpi=120)
 
 
