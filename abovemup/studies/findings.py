@@ -213,21 +213,28 @@ def draw(ablation: Ablation, scans: list[Scan], folder: Path) -> None:
     count = 1 if one else len(best)
     columns, lines = min(4, count), -(-count // 4)
     figure = Figure(figsize=(3.4 * columns, 2.9 * lines), layout="constrained")
-    panels = figure.subplots(lines, columns, squeeze=False, sharey=True).flat
-    for scan, axes in zip(best, [*panels] * (len(best) if one else 1), strict=False):
+    panels = [*figure.subplots(lines, columns, squeeze=False, sharey=True).flat]
+    lowest: list[float] = []
+    for scan, axes in zip(best, panels * (len(best) if one else 1), strict=False):
         axes.set(title="" if one else " ".join(scan.arm), xlabel=f"log2 {ablation.fit}", ylabel="validation loss")
         for i, label in enumerate(scan.groups):
             alone = scan.pick([i]).whole()
             if alone.losses.size and ablation.fit in alone.x:
-                _line(axes, alone, ablation, f"C{i % 10}", "" if one and scan is not best[0] else label)
+                name = "" if one and scan is not best[0] else label
+                lowest.append(_line(axes, alone, ablation, f"C{i % 10}", name))
     found = [axes.get_legend_handles_labels() for axes in figure.axes]
     curves = {label: curve for handles, labels in found for curve, label in zip(handles, labels, strict=True)}
     if curves:  # beside the panels, which have one size and horizon in one colour
         figure.legend(curves.values(), curves.keys(), loc="outside right upper", fontsize=7)
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    if lowest and panels[0].get_ylim()[1] > (top := max(lowest) + 1):  # what is a nat worse than the worst best
+        panels[0].set_ylim(min(lowest) - 0.1, top)
     figure.savefig(folder / "figure.png", dpi=120)
 
 
-def _line(axes: Any, one: Scan, ablation: Ablation, colour: str, label: str) -> None:
+def _line(axes: Any, one: Scan, ablation: Ablation, colour: str, label: str) -> float:
+    """Returns the lowest loss."""
     best = optimum(one, ablation.fit, 0, _nearest(ablation))
     b = one.batches.index(best["batch"])
     x = one.x[ablation.fit][0, b].mean(axis=-1)
@@ -239,3 +246,4 @@ def _line(axes: Any, one: Scan, ablation: Ablation, colour: str, label: str) -> 
         axes.plot(x[at], losses[at].mean(axis=-1), "o", color=colour, markersize=4, fillstyle=fill)
     if not best["reason"]:
         axes.axvline(best["x"], color=colour, linewidth=0.8, linestyle=":")
+    return float(losses.mean(axis=-1).min())
