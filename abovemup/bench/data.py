@@ -3,7 +3,6 @@
 import itertools
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from abovemup.bench.loop import seconds
-from abovemup.bench.ratio import Ratio
+from abovemup.bench.ratio import Ratio, beneath
 from abovemup.config.compose import compose
 from abovemup.config.resolve import cores
 from abovemup.data.corpus import open_corpus
@@ -114,8 +113,6 @@ def reading(text: Path, batches: int) -> Ratio:
 
 
 def peak(text: Path) -> float:
-    """MB of `data prepare`. The shell between keeps this process's own peak out of it."""
-    command = [sys.executable, "-c", PEAK, "data", "prepare", "text", "--path", str(text)]
-    shell = ["sh", "-c", '"$@"; exit $?', "sh", *command, "--out", f"{text}.shards"]
-    done = subprocess.run(shell, check=True, capture_output=True, text=True)
-    return int(done.stdout.split()[-1]) * 1024 / 1e6
+    """MB of `data prepare`."""
+    command = [sys.executable, "-c", PEAK, "data", "prepare", "text", "--path", str(text), "--out", f"{text}.shards"]
+    return int(beneath(command).split()[-1]) * 1024 / 1e6

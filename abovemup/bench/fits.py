@@ -1,14 +1,12 @@
 """Reading a study for a fit, at first and from the cache, against `json.loads` over its files; the memory of a fit."""
 
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from abovemup.bench.ratio import Ratio
+from abovemup.bench.ratio import Ratio, beneath
 from abovemup.config import io
 from abovemup.config.compose import compose
 
@@ -66,8 +64,6 @@ def write(study: Path, runs: int) -> list[Path]:
 
 
 def fit(study: Path, cache: Path) -> list[float]:
-    """What FIT says, in a process of its own; the shell between keeps this one's peak out of it."""
-    shell = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", FIT, str(study)]
-    environment = os.environ | {"ABOVEMUP_CACHE": str(cache)}
-    done = subprocess.run(shell, check=True, capture_output=True, text=True, env=environment)
-    return [*map(float, done.stdout.split())]
+    """What FIT says, in a process of its own."""
+    said = beneath([sys.executable, "-c", FIT, str(study)], {"ABOVEMUP_CACHE": str(cache)})
+    return [*map(float, said.split())]

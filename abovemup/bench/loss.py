@@ -1,10 +1,8 @@
 """The peak memory of the loss and its gradients, in chunks and at once."""
 
-import os
-import subprocess
 import sys
 
-from abovemup.bench.ratio import Ratio
+from abovemup.bench.ratio import Ratio, beneath
 
 # A head (32768, 64), 4,096 positions; prints the process's peak in KB.
 LOSS = """
@@ -18,13 +16,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def loss() -> Ratio:
-    """In processes of their own, each below a shell that keeps this one's peak out of it."""
+    """In processes of their own."""
     chunked, whole = (peak(size) for size in (2**7, 2**12))
     return Ratio("peak memory of the loss, 128 of 4,096 positions at a time over all", chunked, whole, "MB", 0.3)
 
 
 def peak(positions: int) -> float:
-    shell = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", LOSS, str(positions)]
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # else the heap keeps what is free again
-    done = subprocess.run(shell, check=True, capture_output=True, text=True, env=environment)
-    return int(done.stdout) * 1024 / 1e6
+    command = [sys.executable, "-c", LOSS, str(positions)]
+    said = beneath(command, {"MALLOC_MMAP_THRESHOLD_": "1000000"})  # else the heap keeps what is free again
+    return int(said) * 1024 / 1e6

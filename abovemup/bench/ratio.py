@@ -1,5 +1,8 @@
 """What a bench says: a ratio of two figures taken side by side, and the target it has to meet."""
 
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -21,3 +24,11 @@ class Ratio:
     @property
     def met(self) -> bool:
         return self.value >= self.target if self.at_least else self.value <= self.target
+
+
+def beneath(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """What a command prints, started by a shell: a process's peak memory would begin at that of the one it was forked
+    from. Raises CalledProcessError."""
+    shell = ["sh", "-c", '"$@"; exit $?', "sh", *command]
+    env = os.environ | (environment or {})
+    return subprocess.run(shell, check=True, capture_output=True, text=True, env=env).stdout

@@ -103,7 +103,7 @@ class Owners:
         sizes, mine = [[prod(shapes[i]) for i in indices] for indices in owned], owned[self.rank]
         sent = parts[0].new_zeros(max(map(sum, sizes)), dtype=self.dtype)  # all send as much as the one that has most
         if mine:
-            sent[: sum(sizes[self.rank])] = torch.cat([d.flatten() for d in direct(mine, [parts[i] for i in mine])])
+            torch.cat([d.flatten() for d in direct(mine, [parts[i] for i in mine])], out=sent[: sum(sizes[self.rank])])
         got = sent.new_empty(self.world * len(sent))
         dist.all_gather_single(got, sent, group=self.group)
         chunks = zip(got.to(parts[0].dtype).view(self.world, -1), sizes, strict=True)

@@ -69,6 +69,7 @@ class Estimate:
         whole = (SPECTRAL, VECTOR) if self.fsdp else (SPECTRAL,)
         shapes = tuple(r.shape for r in routes if r.rule in NORMS and NORMS[r.rule].geometry in whole)
         self.owned = [[shapes[i] for i in own] for own in assign(shapes, self.n)]
+        self.entries = [sum(map(prod, own)) for own in self.owned]
 
     def memory(self) -> dict[str, Any]:
         """Bytes. weights, gradients 4 N and the optimizer's state, over n under fsdp; None for a user's own optimizer.
@@ -92,7 +93,7 @@ class Estimate:
         blocks = 4 * m.width * m.depth + block if t.recompute else block * m.depth
         norm = 4 * (1 + (1 + m.gains) * m.width) if "output" in NORM_SITES[m.norm_placement] else 0
         unsharded = (self.world > self.tensor) * 8 * (self.root + min(2, m.depth) * self.blocks // m.depth)
-        owned = [sum(map(prod, own)) for own in self.owned]
+        owned = self.entries
         step = max(owned) * (1 if self.fsdp and self.tensor == 1 else self.n) + (self.tensor > 1) * sum(owned)
         return held | {
             "activations": tokens * (blocks + norm + self.bytes * m.width),
@@ -134,7 +135,7 @@ class Estimate:
         """
         n, r, t, p, m = self.n, self.e.parallel.replicate, self.tensor, self.passes, self.e.model
         size = 2 if self.e.parallel.dtype == "bfloat16" else 4
-        owned = [sum(map(prod, own)) for own in self.owned]
+        owned = self.entries
         gathered = {"steps": size * (n - 1) * max(owned)}
         if not self.fsdp:
             return {"gradients": 2 * size * (n - 1) / n * self.count} | gathered

@@ -282,7 +282,7 @@ class Leg:
         if trainer.t == self.checkpointed:
             return True
         state = trainer.state(self.last_row)
-        if not all(finite for [finite] in self.ranks.gather([state.finite()])):
+        if self.ranks.largest(not state.finite()):
             self.terminal.note(f"diverged: a weight or a momentum is not finite after step {trainer.t}.")
             return False
         self.writing.result()  # one after the other; raises what the thread has raised

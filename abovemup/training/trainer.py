@@ -74,9 +74,11 @@ class Trainer:
         self.parameters = {route.name: parameters[route.name] for route in routes}
         self.optimizer = build_optimizer(self.parameters, routes, exp, owners)
         self.norms = NormTracker(self.parameters, routes, corpus.coder.size, exp.norms.which)
-        self.flops = Estimate(exp, routes, ranks.world).flops()["model"]
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
-        self.peak = ranks.world * PEAKS[gpu][exp.train.dtype] if gpu in PEAKS else None
+        self.most: float | None = None  # steps/s at the peak of all GPUs, where that is known
+        if gpu in PEAKS:
+            flops = Estimate(exp, routes, ranks.world).flops()["model"]
+            self.most = ranks.world * PEAKS[gpu][exp.train.dtype] / flops
         self.validation = corpus.validation
         self.clock, self.clock_t = time.perf_counter(), 0  # since when, and which step, throughput is counted
 
@@ -133,8 +135,8 @@ class Trainer:
             elapsed = max(time.perf_counter() - self.clock, 1e-9)
             steps = (self.t - self.clock_t) / elapsed
             record["tokens_per_second"] = steps * self.batch_tokens
-            if self.peak is not None:
-                record["mfu"] = steps * self.flops / self.peak
+            if self.most is not None:
+                record["mfu"] = steps / self.most
             record["memory"] = self.ranks.largest(memory(self.device))
         if self.pending is not None:
             record |= self.evaluate()
@@ -178,7 +180,10 @@ class Trainer:
         return sum(loss for loss, _ in found) / total, math.hypot(*(norm for _, norm in found))
 
     def grad_norm(self) -> Tensor:
-        """Of what is here of every gradient: over the square root of how many ranks have it."""
+        """Of what is here of every gradient: over the square root of how many ranks have it.
+
+        A gradient of which the ranks have parts of a sum is summed first, for good.
+        """
         copies: dict[int, list[Tensor]] = {}
         for p in self.parameters.values():
             if p.grad is not None:
