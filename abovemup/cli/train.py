@@ -102,7 +102,7 @@ def settled(
         find_source(start.experiment.data)
     origin = start.origin if resume is not None else None
     if origin is not None:
-        lineage.resumed_checkpoint(origin, start.step, lambda text: typer.echo(f"warning: {text}", err=True))
+        lineage.resumed_checkpoint(origin, start, lambda text: typer.echo(f"warning: {text}", err=True))
     return Ranks(world=world).settle(start.experiment, typed), origin
 
 

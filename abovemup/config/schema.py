@@ -37,6 +37,8 @@ NormName = Literal[
     "effective_rank",
     "condition_number",
 ]
+# Where a row of metrics.jsonl has the norm of the output: the head's, which in a tied model is the embedding's.
+OUTPUT_NORMS = ("norm/head/rms_to_inf", "norm/embedding/one_to_rms")
 
 # A cadence is a number of steps (0 = never), tokens ("2^16tok") or "pow2": every power of two in tokens.
 Cadence = int | str

@@ -5,6 +5,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from abovemup.config.schema import OUTPUT_NORMS
+
 Record = dict[str, float | int]
 Summary = Mapping[str, Any]
 
@@ -23,6 +25,10 @@ def loads(line: str | bytes) -> Record:
     if not isinstance(row, dict) or not isinstance(row.get("step"), int):
         raise ValueError("not a row")
     return {key: float(value) if isinstance(value, str) else value for key, value in row.items()}
+
+
+def output_norm(row: Record) -> float | None:
+    return next((row[key] for key in OUTPUT_NORMS if key in row), None)
 
 
 def _named(value: Any) -> Any:

@@ -19,12 +19,11 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from abovemup.tracking.plot import braille
-from abovemup.tracking.records import Record, Summary
+from abovemup.tracking.records import Record, Summary, output_norm
 
 REFRESH = 0.25  # seconds between two frames
 LINES = 40  # of a run in a pipe at most, besides evaluations
 SILENCE = 600  # seconds after which a line comes anyway
-OUTPUT_NORMS = ("norm/head/rms_to_inf", "norm/embedding/one_to_rms")  # the second is the output's when tied
 
 
 class Terminal:
@@ -79,14 +78,13 @@ class Terminal:
 
     def _cells(self, record: Record, tokens: str) -> list[tuple[str, str]]:
         """Names and values of what `record` has, in the order of reading."""
-        norm = next((record[key] for key in OUTPUT_NORMS if key in record), None)
         lr = record.get("lr/hidden", next((record[key] for key in record if key.startswith("lr/")), None))
         shown = [
             ("loss", record.get("loss"), "{:.4f}"),
             ("val loss", record.get("val/loss"), "{:.4f}"),
             ("bits/byte", record.get("val/bits_per_byte"), "{:.4f}"),
             ("lr", lr, "{:.4g}"),
-            ("output norm", norm, "{:.4g}"),
+            ("output norm", output_norm(record), "{:.4g}"),
             ("MFU", record.get("mfu"), "{:.1%}"),
         ]
         cells = [("step", f"{self.step}/{self.steps}"), ("tokens", tokens)]

@@ -6,6 +6,7 @@ What is uploaded is what metrics.jsonl holds, from its first row: so each leg of
 and what W&B did not get, `abovemup runs push` sends.
 """
 
+import configparser
 import importlib.util
 import json
 import netrc
@@ -30,15 +31,23 @@ HOSTS = ("api.wandb.ai", "api.forge.coreweave.com")
 
 
 def logged_in() -> bool:
-    """Whether this machine has a key for W&B, in the environment or in netrc. Does not import wandb."""
+    """Whether this machine has a key for W&B, in the environment or, for the server that wandb would ask, in netrc.
+
+    Does not import wandb. `wandb login --host` keeps the server in wandb's own settings; those of a project are in
+    wandb/settings of the working directory.
+    """
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    base = os.environ.get("WANDB_BASE_URL")
+    user = os.environ.get("WANDB_CONFIG_DIR") or os.path.expanduser("~/.config/wandb")
+    settings = configparser.ConfigParser()
     try:
+        settings.read([f"{user}/settings", "wandb/settings"])
+        base = os.environ.get("WANDB_BASE_URL") or settings.get("default", "base_url", fallback=f"https://{HOSTS[0]}")
         known = netrc.netrc(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, ValueError, configparser.Error, netrc.NetrcParseError):
         return False
-    return any(host in known.hosts for host in ([urlsplit(base).netloc] if base else HOSTS))
+    host = urlsplit(base).netloc
+    return any(name in known.hosts for name in (HOSTS if host in HOSTS else [host]))
 
 
 def resolve_mode(tracking: Tracking, note: Callable[[str], None]) -> str:

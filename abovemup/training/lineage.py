@@ -5,7 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Start:
     origin: Path | None = None  # the earlier run that is continued or branched from
     step: int | None = None  # the step that --resume asks for; None: the newest
     source: Path | None = None  # the checkpoint of a --branch
+    summary: dict[str, Any] = field(default_factory=dict)  # of the earlier run; empty where it cannot be read
 
 
 def start(
@@ -69,15 +70,19 @@ def start(
     return Start(compose(overrides, config_file=config_file, config_dir=config_dir))
 
 
-def resumed_checkpoint(folder: Path, step: int | None, warn: Callable[[str], None]) -> Path | None:
+def read_summary(folder: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        if isinstance(found := json.loads((folder / "summary.json").read_text()), dict):
+            return found
+    return {}
+
+
+def resumed_checkpoint(folder: Path, start: Start, warn: Callable[[str], None]) -> Path | None:
     """The checkpoint that a resumed run goes on from; None for one that was ended before its first. RequestError."""
-    if found := checkpoint.choose(folder, step, warn):
-        return found
-    with suppress(OSError, ValueError, KeyError, TypeError):  # ended before its first line was written
-        status = json.loads((folder / "summary.json").read_text())["status"]
-        if status not in ("running", "failed"):  # starting again would replace what it did
-            raise RequestError(f"the checkpoints of {folder} are gone, and it is {status}. Start a new run.")
-    return None
+    found, status = checkpoint.choose(folder, start.step, warn), start.summary.get("status", "running")
+    if found is None and status not in ("running", "failed"):  # starting again would replace what it did
+        raise RequestError(f"the checkpoints of {folder} are gone, and it is {status}. Start a new run.")
+    return found
 
 
 def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> Start:
@@ -94,7 +99,8 @@ def resume_from(text: str, overrides: list[str], config_dir: Path | None) -> Sta
             f"{name} decays its learning rate over {old.train.steps} steps: it cannot be made longer or shorter "
             f"({new.train.steps} steps).\nStart a tail from one of its checkpoints with --branch {name}@TOKENS."
         )
-    return Start(with_schedule(new, old), folder, None if point is None else int(point))
+    step = None if point is None else int(point)
+    return Start(with_schedule(new, old), folder, step, summary=read_summary(folder))
 
 
 def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> Start:
@@ -125,7 +131,7 @@ def branch_from(text: str, overrides: list[str], config_dir: Path | None) -> Sta
                 "say how it decays, for example schedule=wsd schedule.decay=0.25."
             )
         new = with_schedule(new, old)
-    return Start(new, folder, source=checkpoint.choose(folder, step))
+    return Start(new, folder, source=checkpoint.choose(folder, step), summary=read_summary(folder))
 
 
 def changed(
@@ -156,22 +162,21 @@ def with_schedule(new: Experiment, old: Experiment) -> Experiment:
     return dataclasses.replace(new, schedule=old.schedule, derived=derived)
 
 
-def amount(folder: Path | None) -> Amount | None:
-    """What the run in `folder` has of a remote source; None for a new run, and where nothing is known."""
-    if folder is not None:
-        with suppress(OSError, ValueError, LookupError, TypeError):  # `check_origin` says what is wrong
-            return Amount(*json.loads((folder / "summary.json").read_text())["data"]["source"]["amount"])
+def amount(summary: dict[str, Any]) -> Amount | None:
+    """What a run has of a remote source; None for a new run, and where nothing is known."""
+    with suppress(LookupError, TypeError):  # `check_origin` says what is wrong
+        return Amount(*summary["data"]["source"]["amount"])
     return None
 
 
-def check_origin(folder: Path, manifest: dict[str, Any], note: Callable[[str], None]) -> None:
-    """Raise RequestError when the tokens are not those that the run in `folder` began with; note another torch."""
+def check_origin(start: Start, manifest: dict[str, Any], note: Callable[[str], None]) -> None:
+    """Raise RequestError when the tokens are not those that the earlier run began with; note another torch."""
+    folder, summary = start.origin, start.summary
     try:
-        summary = json.loads((folder / "summary.json").read_text())
         before, torch_before = tokens_of(summary["data"]), summary["versions"]["torch"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise RequestError(
-            f"{folder}/summary.json does not say which data the run began with ({type(error).__name__}: {error}).\n"
+            f"{folder}/summary.json is damaged, or does not say which data the run began with.\n"
             "Restore the file, or start a new run."
         ) from error
     now = tokens_of(manifest)

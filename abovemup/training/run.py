@@ -22,7 +22,7 @@ from abovemup.data.corpus import open_corpus
 from abovemup.data.recipe import keep
 from abovemup.data.split import Amount
 from abovemup.tracking import jsonl
-from abovemup.tracking.records import Record
+from abovemup.tracking.records import Record, output_norm
 from abovemup.tracking.summary import environment, write_summary
 from abovemup.tracking.terminal import Terminal
 from abovemup.tracking.wandb import WandbSink
@@ -77,13 +77,13 @@ def train(
         console = Console(stderr=json_output, quiet=not ranks.first)
         terminal = Terminal(console, title(exp), exp.train.steps, exp.train.batch_size * exp.train.seq_len)
         if folder is not None:
-            source = lineage.resumed_checkpoint(folder, start.step, lambda text: terminal.note(f"warning: {text}"))
+            source = lineage.resumed_checkpoint(folder, start, lambda text: terminal.note(f"warning: {text}"))
             if source is None:
                 terminal.note(f"{folder} was ended before its first checkpoint: it starts again from step 0")
-        trainer = build(exp, stop, terminal, lineage.amount(start.origin), ranks)
+        trainer = build(exp, stop, terminal, lineage.amount(start.summary), ranks)
         last_row: int | None = None
         if start.origin is not None and source is not None:
-            lineage.check_origin(start.origin, trainer.corpus.manifest, terminal.note)
+            lineage.check_origin(start, trainer.corpus.manifest, terminal.note)
             state = checkpoint.load(source)
             if state.step > exp.train.steps:
                 raise RequestError(f"{source} is at step {state.step}, beyond train.steps={exp.train.steps}.")
@@ -99,7 +99,8 @@ def train(
         folder = Path(ranks.same(str(folder)))
         if branch is not None:  # a run directory is complete in itself, from its first point on
             checkpoint.save(folder / "checkpoints", trainer.state(None), ranks.saving)
-        return Leg(trainer, folder, stop, terminal, branch).run(last_row)
+        parent = branch if resume is None else start.summary.get("branched_from")
+        return Leg(trainer, folder, stop, terminal, parent).run(last_row)
 
 
 def title(exp: Experiment) -> str:
@@ -131,7 +132,7 @@ def free_folder(exp: Experiment) -> Path:
     Raises RequestError for one that is another run's or cannot be made.
     """
     if exp.run.dir is not None or exp.run.name is not None:
-        path = Path(exp.run.dir or f"runs/{exp.run.name}")
+        path = Path(os.path.expanduser(exp.run.dir or f"runs/{exp.run.name}"))
         if os.path.lexists(path):
             hint = f", or continue it: --resume {path}" if (path / "config.yaml").is_file() else ""
             raise RequestError(f"{path} exists already. Choose another run.name or run.dir{hint}.")
@@ -330,7 +331,7 @@ class Leg:
             "unigram_entropy": trainer.corpus.unigram_entropy,
             "entropy_rate": trainer.corpus.entropy_rate,
             "repeats": trainer.corpus.epoch(max(0, trainer.t * trainer.exp.train.batch_size - 1)),  # of a token
-            "output_norm": last.get("norm/head/rms_to_inf"),
+            "output_norm": output_norm(last),
             "tokens_per_second": last.get("tokens_per_second"),
             "parameters": count,
             "parameters_without_vocabulary": count - vocabulary,

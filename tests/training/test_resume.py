@@ -245,6 +245,7 @@ def test_a_branch_killed_at_once_can_be_resumed(elsewhere: Path) -> None:
         (Path("tail/checkpoints") / f"step_{step:08d}/state.pt").unlink()
     run(resume="tail")
     assert rows(Path("tail")) == rows(Path("whole"))
+    assert json.loads(Path("tail/summary.json").read_text())["branched_from"] == "trunk@512"
 
 
 @pytest.mark.parametrize(
@@ -305,6 +306,8 @@ def test_a_tied_run_resumes_with_one_tensor(elsewhere: Path) -> None:
     saved = weights(Path("legs"), 6)
     assert "head.weight" not in saved
     assert same_bits(saved, weights(Path("straight"), 6))
+    summary = json.loads(Path("legs/summary.json").read_text())
+    assert summary["output_norm"] == rows(Path("legs"))[-1]["norm/embedding/one_to_rms"]
 
 
 def test_other_data_is_refused(elsewhere: Path) -> None:

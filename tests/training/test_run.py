@@ -295,9 +295,11 @@ def test_a_checkpoint_beside_the_training(elsewhere: Path, monkeypatch: pytest.M
 # ---- folders and requests ----
 
 
-def test_a_folder_belongs_to_one_run(elsewhere: Path) -> None:
+def test_a_folder_belongs_to_one_run(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(elsewhere))
     names = [run(f"train.seed={seed}", "train.steps=1").dir for seed in (0, 0, 1, 1)]
     assert len(set(names)) == 4
+    assert run("run.dir=~/home", "train.steps=1").dir == elsewhere / "home"
     run("run.name=mine", "train.steps=1")
     before = {path: path.read_bytes() for path in Path("runs/mine").rglob("*") if path.is_file()}
     for again in ("run.name=mine", "run.dir=runs/mine"):
