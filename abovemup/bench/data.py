@@ -5,14 +5,10 @@ import json
 import statistics
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from abovemup.bench.loop import seconds
-from abovemup.bench.ratio import Ratio, beneath
+from abovemup.bench.ratio import Ratio, beneath, in_turns
 from abovemup.config.compose import compose
 from abovemup.config.resolve import cores
 from abovemup.data.corpus import open_corpus
@@ -22,8 +18,7 @@ from abovemup.data.recipe import Recipe, train_bpe
 from abovemup.data.sources import find_source
 from abovemup.data.split import documents, make_split
 
-CPU = torch.device("cpu")
-VOCAB, TURNS = 8192, 3
+VOCAB, TURNS = 8192, 2
 SEQ_LEN, TOKENS = 128, 2**16  # of a window and of a batch
 # A process that says the peak of its memory in kB; its own counter starts at exec's shell.
 PEAK = (
@@ -80,15 +75,13 @@ def tokenising(folder: Path, text: Path) -> Ratio:
     def ids(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         return {"ids": [encoding.ids for encoding in tokenizer.encode_batch_fast(batch["text"])]}
 
-    def ours(turn: int) -> None:
-        (folder / f"out{turn}").mkdir()
-        tokenise(folder / f"out{turn}", job, split, _quiet, _quiet)
+    def ours() -> None:
+        tokenise(Path(tempfile.mkdtemp(dir=folder)), job, split, _quiet, _quiet)
 
-    def theirs(turn: int) -> None:
+    def theirs() -> None:
         table.map(ids, batched=True, num_proc=cores(), load_from_cache_file=False, remove_columns=["text"])
 
-    times = [[seconds(CPU, partial(work, turn)) for work in (ours, theirs)] for turn in range(TURNS)]
-    mine, other = (min(column) for column in zip(*times, strict=True))  # what else the machine does only adds
+    mine, other = in_turns([ours, theirs], TURNS, min)  # the best: what else the machine does only adds
     size = sum(len(text.encode()) for text in texts(text)) / 1e6
     name = f"tokenising on {cores()} cores over datasets.map"
     return Ratio(name, size / mine, size / other, "MB/s", 1.3, at_least=True)
@@ -103,13 +96,12 @@ def reading(text: Path, batches: int) -> Ratio:
     of both is free again at once, as in a training loop."""
     exp = compose(["data=text", f"data.path={text}", f"train.seq_len={SEQ_LEN}", "data.allow_repeat=true"])
     corpus, count = open_corpus(exp, _quiet), TOKENS // SEQ_LEN
-    kept = [corpus.batch(i * count, count) for i in range(batches)]
-    works = (lambda i: corpus.batch((batches + i) * count, count), lambda i: kept[i].clone())
-    times = [[seconds(CPU, partial(work, i)) for work in works] for i in range(batches)]
-    mine, other = zip(*times, strict=True)
-    size = count * (SEQ_LEN + 1) * 8 / 1e9
-    ours, peer = (size / statistics.median(times) for times in (mine, other))
-    return Ratio(f"reading batches of {SEQ_LEN} tokens over copying them", ours, peer, "GB/s", 0.5, at_least=True)
+    kept = [corpus.batch(i * count, count) for i in range(batches + 1)]
+    fresh, copied = itertools.count(len(kept) * count, count), iter(kept)
+    works = (lambda: corpus.batch(next(fresh), count), lambda: next(copied).clone())
+    mine, other = in_turns(works, batches, statistics.median)
+    size, name = count * (SEQ_LEN + 1) * 8 / 1e9, f"reading batches of {SEQ_LEN} tokens over copying them"
+    return Ratio(name, size / mine, size / other, "GB/s", 0.5, at_least=True)
 
 
 def peak(text: Path) -> float:

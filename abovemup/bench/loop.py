@@ -3,15 +3,14 @@
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from abovemup.bench.ratio import Ratio
+from abovemup.bench.ratio import Ratio, clock, seconds
 from abovemup.config.compose import compose
 from abovemup.data.corpus import open_corpus
 from abovemup.tracking.terminal import Terminal
@@ -84,15 +83,3 @@ def bare_step(peer: Trainer, t: int) -> None:
     F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
     peer.optimizer.step()
     peer.optimizer.zero_grad(set_to_none=True)
-
-
-def seconds(where: torch.device, work: Callable[[], object]) -> float:
-    began = clock(where)
-    work()
-    return clock(where) - began
-
-
-def clock(where: torch.device) -> float:
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-    return time.perf_counter()

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from abovemup.bench.loop import BLOCK, seconds, trainer
-from abovemup.bench.ratio import Ratio
+from abovemup.bench.loop import BLOCK, trainer
+from abovemup.bench.ratio import Ratio, in_turns
 from abovemup.training.trainer import Trainer
 
 PLAIN = ("data=synthetic", "tracking=local", "eval.every=0")
@@ -21,11 +21,7 @@ def norms() -> list[Ratio]:
 def share(model: str, steps: int) -> Ratio:
     """`norms.which=role` every BLOCK steps, in turns with the steps: its share of their time."""
     ours = trainer([*PLAIN, f"model={model}", "norms.every=0", f"train.steps={steps + 3}"])
-    times: list[tuple[float, float]] = []
-    for _ in range(steps + 1):  # the first warms up
-        step = seconds(ours.device, ours.advance)
-        times.append((step, seconds(ours.device, lambda: measure_norms(ours))))
-    step, cost = (statistics.median(column) for column in zip(*times[1:], strict=True))
+    step, cost = in_turns([ours.advance, lambda: measure_norms(ours)], steps, statistics.median, ours.device)
     name = f"norms every {BLOCK} steps, share of the run, {model} model"
     return Ratio(name, cost, BLOCK * step, f"s in {BLOCK} steps", 0.03)
 

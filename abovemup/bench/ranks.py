@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import Parameter
 
-from abovemup.bench.loop import seconds, trainer
-from abovemup.bench.ratio import Ratio
+from abovemup.bench.loop import trainer
+from abovemup.bench.ratio import Ratio, in_turns
 from abovemup.bench.step import Shape, blocks, steepest, weights
 from abovemup.config.schema import Parallel
 from abovemup.geometry.msign import whole
@@ -69,13 +69,10 @@ def step(ranks: Ranks, shapes: list[Shape], count: int = 20) -> Ratio:
 
 
 def turns(ranks: Ranks, works: Sequence[Callable[[], object]], count: int) -> list[float]:
-    """The median seconds of each; the first time warms up."""
-    times: list[list[float]] = [[] for _ in works]
-    for _ in range(count + 1):
-        for work, taken in zip(works, times, strict=True):
-            ranks.same(None)
-            taken.append(seconds(torch.device("cpu"), work))
-    return [statistics.median(taken[1:]) for taken in times]
+    """The median seconds of each, which all begin together."""
+    return in_turns([step for work in works for step in (lambda: ranks.same(None), work)], count, statistics.median)[
+        1::2
+    ]
 
 
 def main() -> None:

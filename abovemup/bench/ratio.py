@@ -2,8 +2,13 @@
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import torch
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,29 @@ class Ratio:
     @property
     def met(self) -> bool:
         return self.value >= self.target if self.at_least else self.value <= self.target
+
+
+def in_turns(
+    works: Sequence[Callable[[], object]],
+    count: int,
+    of: Callable[[Sequence[float]], float],
+    where: torch.device = CPU,
+) -> list[float]:
+    """`of` (a median, a minimum) the seconds of each, which takes `count` turns with the others; the first warms up."""
+    times = [[seconds(where, work) for work in works] for _ in range(count + 1)]
+    return [of(column) for column in zip(*times[1:], strict=True)]
+
+
+def seconds(where: torch.device, work: Callable[[], object]) -> float:
+    began = clock(where)
+    work()
+    return clock(where) - began
+
+
+def clock(where: torch.device) -> float:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+    return time.perf_counter()
 
 
 def beneath(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:

@@ -7,8 +7,7 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Muon, Optimizer
 
-from abovemup.bench.loop import seconds
-from abovemup.bench.ratio import Ratio
+from abovemup.bench.ratio import Ratio, in_turns
 from abovemup.config.resolve import cores
 from abovemup.optim.sharded import Owners
 from abovemup.optim.steepest import SteepestDescent
@@ -59,14 +58,10 @@ def compare(
 ) -> Ratio:
     """Steps a second, in turns, from the same weights along the same gradients: both must end at the same bits."""
     ours, theirs = weights(shapes), weights(shapes)
-    pair = (steepest(ours, dtype), peer(theirs))
-    times: list[list[float]] = [[], []]
-    for _ in range(count + 1):  # the first warms up
-        for optimizer, taken in zip(pair, times, strict=True):
-            taken.append(seconds(torch.device("cpu"), optimizer.step))
+    # The best, since what else the machine does only adds.
+    mine, other = in_turns([steepest(ours, dtype).step, peer(theirs).step], count, min)
     if not all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True)):
         raise AssertionError(f"{name}: the two did not take the same steps")
-    mine, other = (min(taken[1:]) for taken in times)  # what else the machine does only adds
     return Ratio(f"optimizer step, {name}", 1 / mine, 1 / other, "steps/s", least, at_least=True)
 
 
