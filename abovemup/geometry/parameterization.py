@@ -5,7 +5,7 @@ three are the same run, bit for bit. Depth has its own two rules, the same for a
 The forward multiplier is 1 for every role and all three: a tied head, logits / d, is the one exception.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import log2, sqrt
 
 from abovemup.geometry.norms import DIAGONAL, ENTRIES, NORMS, ROWS, SPECTRAL, VECTOR
@@ -24,10 +24,8 @@ def step_norm(rule: str, role: str, shape: Shape) -> float:
     entries of r give r sqrt(d_out d_in) / R and r sqrt(d) / R. A step that is normalised as a whole, by `rms`, counts
     as spread evenly over the rows of a matrix; so does every step of a vector: 1. See `largest_step`.
 
-    Raises ValueError for an unknown role or rule, or a shape that the role cannot have.
+    Raises ValueError for a shape that the role cannot have, KeyError for an unknown role or, of a matrix, rule.
     """
-    _check("role", role, ROLE_NORM)
-    _check("rule", rule, (ADAM, *NORMS))
     own = NORMS[ROLE_NORM[role]]
     if len(shape) != own.ndim:
         raise ValueError(f"role {role} has {own.ndim} dimensions, not shape {tuple(shape)}")
@@ -69,7 +67,7 @@ def init_norm(parameterization: str, init: str, role: str, shape: Shape, base: S
     fan_in does (the head; keys and values of a fixed number of heads), and not at all where fan_in does not
     (Tensor Programs V, arXiv:2203.03466, table 3). Embeddings keep their std of 1.
     """
-    _check("parameterization", parameterization, PARAMETERIZATIONS)
+    _check(parameterization)
     if parameterization == "above_mup" or role == "embedding" or len(shape) == 1:
         return 1.0
     n_out, n_in = (d / d0 for d, d0 in zip(shape, base, strict=True))
@@ -87,9 +85,9 @@ def lr_multiplier(parameterization: str, role: str, rule: str, shape: Shape, bas
     the base growing as n. For Adam that is 1/fan_in for hidden and head (Tensor Programs V, table 3); for msign
     sqrt(d), 1 and 1/sqrt(d) for embedding, hidden and head.
 
-    Raises ValueError for an unknown name, or a rule that `mup` has no row for.
+    Raises ValueError for an unknown parameterization, or a rule that `mup` has no row for.
     """
-    _check("parameterization", parameterization, PARAMETERIZATIONS)
+    _check(parameterization)
     at_base = step_norm(rule, role, base)
     if parameterization == "standard" or len(shape) == 1:
         return 1.0
@@ -109,14 +107,15 @@ def eps_multiplier(parameterization: str, role: str, shape: Shape, base: Shape) 
     CompleteP (arXiv:2505.01618, table 1) has the same 1/m_N for embedding and blocks. Its head has it too, as it
     carries a forward multiplier of 1/m_N and weights m_N times ours: without it, a head's gradients do not shrink.
     """
-    _check("parameterization", parameterization, PARAMETERIZATIONS)
+    _check(parameterization)
     grown = -1 if role == "embedding" else 0  # where torch has the dimension that the layer puts out
     return 1.0 if parameterization == "standard" else _snap(base[grown] / shape[grown])
 
 
-def _check(what: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise ValueError(f"unknown {what} {name!r}: one of {', '.join(known)}")
+def _check(parameterization: str) -> None:
+    """Raises ValueError for a name that would pass for one of the others."""
+    if parameterization not in PARAMETERIZATIONS:
+        raise ValueError(f"unknown parameterization {parameterization!r}: one of {', '.join(PARAMETERIZATIONS)}")
 
 
 def _snap(factor: float) -> float:
@@ -138,7 +137,7 @@ def residual_multipliers(residual: str, depth: int, base_depth: int) -> tuple[fl
     """(alpha, beta) of Y = alpha X + beta Block(Norm X), for L = depth blocks of two sub-blocks each.
 
     identity (1, 1); depth_normalized ((2L-1)/2L, 1/2L); completep_paper (1, 1/2L) (arXiv 2510.03871, appendix A.10);
-    completep (1, base_depth/L) (arXiv 2505.01618, alpha = 1). Raises ValueError for another name.
+    completep (1, base_depth/L) (arXiv 2505.01618, alpha = 1). Raises KeyError for another name.
     """
     branches = 2 * depth
     rules = {
@@ -147,7 +146,6 @@ def residual_multipliers(residual: str, depth: int, base_depth: int) -> tuple[fl
         "completep_paper": (1.0, 1 / branches),
         "completep": (1.0, base_depth / depth),
     }
-    _check("residual rule", residual, rules)
     return rules[residual]
 
 
@@ -155,10 +153,7 @@ def depth_init(name: str, depth: int, index: int) -> float:
     """The norm of the last matrix of sub-block `index` (1 to 2L) of L = depth blocks after initialisation.
 
     identity 1; total_depth 1/sqrt(2L); relative_depth 1/sqrt(2 index) (arXiv 2510.03871, appendix A.10).
-    Raises ValueError for another name, or an index out of range.
+    Raises KeyError for another name.
     """
-    if not 1 <= index <= 2 * depth:
-        raise ValueError(f"sub-block {index} of {depth} blocks: 1 to {2 * depth}")
     rules = {"identity": 1.0, "total_depth": 1 / sqrt(2 * depth), "relative_depth": 1 / sqrt(2 * index)}
-    _check("depth init", name, rules)
     return rules[name]

@@ -32,10 +32,12 @@ def build_optimizer(
     decay is decoupled, as everywhere here; without decay AdamW is Adam, bit for bit. With `owners` several ranks step
     together, whatever the optimizer.
 
-    Raises ValueError when routes and parameters are not one to one (a name for a tensor that another name has
-    brought already may be left out), RequestError for an `optimizer.target` that cannot be imported or constructed.
+    Raises ValueError for a tensor without a route, which would never be stepped (a second name of one that has a route
+    may be left out), RequestError for an `optimizer.target` that cannot be imported or constructed.
     """
-    check_one_to_one(named_parameters, routes)
+    routed = {id(named_parameters[route.name]) for route in routes}
+    if missing := [name for name, p in named_parameters.items() if id(p) not in routed]:
+        raise ValueError(f"parameters without a route: {', '.join(missing)}")
     options = experiment.optimizer
     groups = [make_group(name, members, named_parameters, options) for name, members in group_routes(routes).items()]
     steepest = [group for group in groups if "norm" in group]
@@ -49,21 +51,6 @@ def build_optimizer(
     if any("control" in group for group in groups):
         attach(optimizer)
     return optimizer
-
-
-def check_one_to_one(named_parameters: Mapping[str, Parameter], routes: Sequence[Route]) -> None:
-    """Every tensor has one route: per tensor, not per name, so that tied weights are stepped once."""
-    unknown = [route.name for route in routes if route.name not in named_parameters]
-    if unknown:
-        raise ValueError(f"routes without a parameter: {', '.join(unknown)}")
-    routed: dict[int, str] = {}
-    for route in routes:
-        first = routed.setdefault(id(named_parameters[route.name]), route.name)
-        if first is not route.name:
-            raise ValueError(f"{first} and {route.name} are one tensor and have two routes")
-    missing = [name for name, p in named_parameters.items() if id(p) not in routed]
-    if missing:
-        raise ValueError(f"parameters without a route: {', '.join(missing)}")
 
 
 def group_routes(routes: Sequence[Route]) -> dict[str, list[Route]]:
@@ -121,8 +108,6 @@ def users_own(target: str, groups: list[Group], options: Options) -> Optimizer:
 
 def load_class(target: str) -> Any:
     module, _, name = target.partition(":")
-    if not module or not name:
-        raise RequestError(f"optimizer.target={target}: write it as my.module:Class.")
     if os.getcwd() not in sys.path:  # a console script does not look where it was started
         sys.path.insert(0, os.getcwd())
     try:

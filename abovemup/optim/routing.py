@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from abovemup.config.errors import RequestError
-from abovemup.config.schema import ROLES, Experiment, NormControl
+from abovemup.config.keys import did_you_mean
+from abovemup.config.schema import Experiment, NormControl
 from abovemup.geometry.norms import NORMS
 from abovemup.geometry.parameterization import ADAM, eps_multiplier, lr_multiplier, residual_multipliers
 from abovemup.geometry.roles import ParameterSpec
@@ -28,7 +28,7 @@ class Route(ParameterSpec):
 def routing_table(specs: Iterable[ParameterSpec], experiment: Experiment) -> list[Route]:
     """One Route per spec, in their order.
 
-    Raises RequestError for a role or rule that does not exist, a rule for matrices on a vector, options of msign that
+    Raises RequestError for a rule that does not exist, a rule for matrices on a vector, options of msign that
     exclude each other, and a norm control without a weight decay, with one too large, or on a user's own optimizer.
     """
     msign = experiment.optimizer.msign
@@ -38,8 +38,6 @@ def routing_table(specs: Iterable[ParameterSpec], experiment: Experiment) -> lis
 
 
 def _route(spec: ParameterSpec, experiment: Experiment) -> Route:
-    if spec.role not in ROLES:
-        raise RequestError(f"{spec.name} has the unknown role {spec.role!r}: one of {', '.join(ROLES)}.")
     optimizer = experiment.optimizer
     row = getattr(optimizer.roles, spec.role)
     adam = row.norm == ADAM
@@ -104,9 +102,8 @@ def _adam_eps(spec: ParameterSpec, experiment: Experiment) -> float:
 def _check_rule(spec: ParameterSpec, name: str) -> None:
     key = f"optimizer.roles.{spec.role}.norm={name}"
     if name not in NORMS:
-        known = [ADAM, *NORMS]
-        near = get_close_matches(name, known, n=1)
-        raise RequestError(f"{key} does not exist: " + (f"did you mean {near[0]}?" if near else ", ".join(known)))
+        hint = did_you_mean(name, [ADAM, *NORMS]) or f" Choices: {', '.join([ADAM, *NORMS])}."
+        raise RequestError(f"{key} does not exist.{hint}")
     if NORMS[name].ndim > len(spec.shape):
         vectors = [n for n, ball in NORMS.items() if ball.ndim == 1]
         raise RequestError(f"{key} is a norm of matrices and {spec.name} is a vector: {', '.join(vectors)} or {ADAM}.")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from abovemup.geometry.msign import METHODS, local, msign
+from abovemup.geometry.msign import local, msign
 from abovemup.geometry.norms import NORMS, NormBall
 from abovemup.optim.sharded import Owners, completed, like
 
@@ -37,7 +37,7 @@ class SteepestDescent(torch.optim.Optimizer):
                     zero rows get no step anyway; a tied embedding has a gradient in every row.) Decay goes on.
 
     A parameter without a gradient is left alone, state included; one whose gradient is zero decays and follows its
-    momentum. Raises ValueError for options out of range, an unknown norm, or a norm of matrices on a vector.
+    momentum. `step` raises ValueError for a norm of matrices on a vector.
 
     With `owners` the ranks divide the steps that need whole matrices among them (`optim.sharded`).
 
@@ -65,14 +65,6 @@ class SteepestDescent(torch.optim.Optimizer):
         options |= {"msign_method": msign_method, "msign_steps": msign_steps, "msign_dtype": msign_dtype}
         super().__init__(params, options)
         self.owners = owners
-
-    def add_param_group(self, param_group: Group) -> None:
-        super().add_param_group(param_group)
-        try:
-            check(self.param_groups[-1])
-        except ValueError:
-            self.param_groups.pop()
-            raise
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
@@ -169,7 +161,12 @@ def stacks(params: list[Tensor]) -> Iterator[list[int]]:
 
 
 def step_shape(shape: Sequence[int], ball: NormBall) -> tuple[int, ...]:
-    """The shape in which a ball sees a parameter: a norm of vectors sees all its entries in a row."""
+    """The shape in which a ball sees a parameter: a norm of vectors sees all its entries in a row.
+
+    Raises ValueError for a vector in a norm of matrices, to which several of them in a stack would look like one.
+    """
+    if len(shape) < ball.ndim:
+        raise ValueError(f"a norm of matrices, and a parameter of shape {tuple(shape)}")
     return tuple(shape) if ball.ndim == 2 else (prod(shape),)
 
 
@@ -178,21 +175,3 @@ def stack(tensors: list[Tensor], shape: tuple[int, ...]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0].reshape(1, *shape)
     return torch.stack(tensors).view(len(tensors), *shape)
-
-
-def check(group: Group) -> None:
-    """Raise ValueError for a param group that cannot step."""
-    if group["norm"] not in NORMS:
-        raise ValueError(f"unknown norm {group['norm']!r}: one of {', '.join(NORMS)}")
-    if group["msign_method"] not in METHODS:
-        raise ValueError(f"unknown msign method {group['msign_method']!r}: one of {', '.join(METHODS)}")
-    if group["msign_method"] == "exact" and group["msign_dtype"] == "bfloat16":
-        raise ValueError("msign method 'exact' is an SVD: dtype float32 or float64, not bfloat16")
-    if not 0 <= group["momentum"] < 1:
-        raise ValueError(f"momentum {group['momentum']} is not in [0, 1)")
-    for name in ("lr", "scale", "weight_decay", "eps"):
-        if not group[name] >= 0:
-            raise ValueError(f"{name} {group[name]} is negative")
-    for p in group["params"]:
-        if p.ndim < NORMS[group["norm"]].ndim:
-            raise ValueError(f"{group['norm']} is a norm of matrices, not of shape {tuple(p.shape)}")

@@ -97,10 +97,10 @@ def test_a_users_optimizer_is_named() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(RequestError, match="router"):
-        routing_table([Spec("w", (2, 2), "router", "rms_to_rms")], experiment())
     with pytest.raises(RequestError, match=r"roles.hidden.norm=rms_to_rns .* rms_to_rms\?"):
         by_role(roles={"hidden": RoleRule(norm="rms_to_rns")})
+    with pytest.raises(RequestError, match=r"roles.head.norm=x does not exist. Choices: adam, one_to_rms, "):
+        by_role(roles={"head": RoleRule(norm="x")})
     with pytest.raises(RequestError, match=r"roles.bias.norm=sign .* layers.0.wq.bias .* max_abs"):
         by_role(roles={"bias": RoleRule(norm="sign")})
     with pytest.raises(RequestError, match=r"roles.hidden.norm=one_to_rms: mup .* parameterization=above_mup"):
