@@ -44,7 +44,7 @@ def error(overrides: Sequence[str], exact: int | None = None) -> Ratio:
         row = ours.advance() or {}
         for i, route in enumerate(ours.norms.routes):
             layer = f"{route.name.removesuffix('.weight')}/rms_to_rms"
-            if f"norm/{layer}" in row and ours.norms.before is not None:
+            if f"norm/{layer}" in row and ours.norms.before:
                 W, before = ours.norms.tensors()[i].double(), ours.norms.before[i].double()
                 for kind, matrix in (("norm", W), ("update", W - before)):
                     true = (W.shape[1] / W.shape[0]) ** 0.5 * torch.linalg.svdvals(matrix)[0].item()

@@ -1,7 +1,7 @@
 """What is true of a place and not of a run: ~/.config/abovemup/site.yaml. None of it is in a config, or in a hash."""
 
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,11 @@ def site() -> Site:
     path = site_file()
     if not path.is_file():
         return Site()
-    tree, known = read_yaml(path), {field.name: field.type for field in fields(Site)}
+    tree, known = read_yaml(path), ["cache", "entity", "launcher"]
     for key, value in tree.items():
-        if key not in known:
-            raise RequestError(
-                f"{path}: unknown key {key}.{did_you_mean(key, [*known])} It may have {', '.join(known)}."
-            )
-        if not isinstance(value, dict if key == "launcher" else str | None):
-            raise RequestError(f"{path}: {key} is {'keys and values' if key == 'launcher' else 'a text'}.")
+        if key not in known or not isinstance(value, dict if key == "launcher" else str | None):
+            hint = "" if key in known else did_you_mean(key, known)
+            raise RequestError(f"{path}: {key}={value}.{hint} cache and entity are texts, launcher is keys and values.")
     return Site(**tree)
 
 

@@ -12,12 +12,8 @@ def sample(
 
     Only the last `context` ids are seen, and only what has a logit is drawn: no row of the head beyond `Llama.ids`.
     Temperature 0 takes the likeliest id. The draw is made on the CPU with `generator`, so that the global
-    random state is untouched. Raises ValueError for an empty prompt or a negative temperature.
+    random state is untouched.
     """
-    if not prompt_ids:
-        raise ValueError("the prompt is empty: give at least one token, such as the end-of-text token")
-    if temperature < 0:
-        raise ValueError(f"temperature must be at least 0, not {temperature}")
     device = next(model.parameters()).device
     ids = list(prompt_ids)
     for _ in range(tokens):

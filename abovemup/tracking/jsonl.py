@@ -15,16 +15,11 @@ class JsonlSink:
 
     A row is handed to the operating system at once (another process sees it, SIGKILL does not lose it); `sync` puts
     all of them on the disk, for a checkpoint. `after` is what `rewind` returned for a resumed run. Without it the file
-    is new: raises RequestError if it exists.
+    is new: raises FileExistsError if it exists.
     """
 
     def __init__(self, path: Path, after: int | None = None) -> None:
-        try:
-            self._file = open(path, "xb" if after is None else "ab")  # noqa: SIM115
-        except FileExistsError:
-            raise RequestError(
-                f"{path} belongs to another run: continue it with --resume {path.parent}, or choose another run.dir."
-            ) from None
+        self._file = open(path, "xb" if after is None else "ab")  # noqa: SIM115
         self.last = after
 
     def log(self, record: Record) -> None:

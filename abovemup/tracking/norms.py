@@ -68,7 +68,7 @@ class NormTracker:
             self.groups.setdefault((route.norm, tensor.shape), []).append(i)
         self.exact = EXACT
         self.blocks: dict[str, Tensor] = {}
-        self.before: list[Tensor] | None = None
+        self.before: list[Tensor] = []
 
     def tensors(self) -> list[Tensor]:
         """What is measured: the weights as they are now, without the padding."""
@@ -76,7 +76,7 @@ class NormTracker:
 
     def before_step(self) -> None:
         """Keep a copy of the weights, for `updates`."""
-        if self.before is None:
+        if not self.before:
             self.before = [tensor.clone() for tensor in self.tensors()]
         else:
             torch._foreach_copy_(self.before, self.tensors())
@@ -88,10 +88,8 @@ class NormTracker:
 
     def updates(self) -> dict[str, float]:
         """`update/<layer>/<norm>` of W_t - W_{t-1}, decay included; W_{t-1} is from the last `before_step`."""
-        tensors, before = self.tensors(), self.before
-        if before is None:
-            raise RuntimeError("updates() needs before_step() before the step")
-        return self._values("update", lambda i: wide(tensors[i]) - wide(before[i]), self._norms)
+        tensors = self.tensors()
+        return self._values("update", lambda i: wide(tensors[i]) - wide(self.before[i]), self._norms)
 
     def gradients(self) -> dict[str, float]:
         """`grad/<layer>/<norm>_dual` of every gradient as it is now, which has to be finite: what one step of norm 1

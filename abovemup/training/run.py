@@ -142,8 +142,6 @@ def free_folder(exp: Experiment) -> Path:
         names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
         path = next(path for name in names if not os.path.lexists(path := Path("runs") / name))
     for parent in path.parents:
-        if os.path.lexists(parent) and not parent.is_dir():
-            raise RequestError(f"cannot create {path}: {parent} is not a folder. Choose another run.dir.")
         if (parent / "config.yaml").is_file() and (parent / "metrics.jsonl").is_file():
             raise RequestError(f"{path} would lie inside another run, {parent}. Choose another run.dir.")
     return path
@@ -155,12 +153,11 @@ def new_folder(exp: Experiment) -> Path:
         path = free_folder(exp)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
-            return path
-        except FileExistsError:
-            continue
+            with suppress(FileExistsError):
+                path.mkdir()
+                return path
         except OSError as error:
-            raise RequestError(f"cannot create {path}: {error.strerror}. Choose another run.dir.") from error
+            raise RequestError(f"cannot create {error.filename}: {error.strerror}. Choose another run.dir.") from error
 
 
 def lock(folder: Path) -> FileLock:

@@ -32,7 +32,12 @@ def test_the_environment_wins_and_no_cell_changes(written: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("cahce: /x", "Did you mean cache?"), ("launcher: gpu", "launcher is"), ("cache: [", "YAML")]
+    ("text", "said"),
+    [
+        ("cahce: /x", "cahce=/x. Did you mean cache?"),
+        ("launcher: gpu", "launcher=gpu.*launcher is"),
+        ("cache: [", "YAML"),
+    ],
 )
 def test_what_is_wrong_names_the_file(
     text: str, said: str, written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

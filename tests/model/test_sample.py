@@ -1,4 +1,3 @@
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -59,10 +58,3 @@ def test_the_generator_alone_decides() -> None:
     assert len(a) == 20
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(p.grad is None for p in net.parameters())
-
-
-def test_wrong_requests() -> None:
-    with pytest.raises(ValueError, match="prompt is empty"):
-        sample(tiny.llama(), [], 1, 1.0, generator(), context=8)
-    with pytest.raises(ValueError, match="temperature"):
-        sample(tiny.llama(), [1], 1, -1.0, generator(), context=8)

@@ -370,11 +370,12 @@ def test_closure_and_scheduler_and_state_dict() -> None:
         assert torch.equal(p, q)
 
 
-def test_vectors_are_no_matrix() -> None:
+@pytest.mark.parametrize("norm", ["spectral", "one_to_rms"])
+def test_vectors_are_no_matrix(norm: str) -> None:
     """A stack of three would be one matrix of three rows."""
     vectors = [Parameter(torch.ones(2)) for _ in range(3)]
     for vector in vectors:
         vector.grad = torch.ones(2)
     with pytest.raises(ValueError, match="matrices"):
-        SteepestDescent(vectors, lr=0.1).step()
+        SteepestDescent(vectors, lr=0.1, norm=norm).step()
     assert all(vector.equal(torch.ones(2)) for vector in vectors)

@@ -67,7 +67,7 @@ def test_case_47_each_step_once_after_kill_and_resume(tmp_path: Path) -> None:
     write(path, range(5, 11), after=4)
     assert steps(path) == list(range(11))
     assert len(warnings) == 1
-    with pytest.raises(RequestError, match="another run"):
+    with pytest.raises(FileExistsError):
         JsonlSink(path)
     assert steps(path) == list(range(11))
 

@@ -14,6 +14,7 @@ import torch
 from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
 from abovemup.tracking import norms
+from abovemup.training import checkpoint
 from abovemup.training import trainer as trainer_module
 from abovemup.training.run import train
 from abovemup.training.trainer import Trainer
@@ -211,15 +212,29 @@ def test_a_decayed_run_cannot_be_longer(elsewhere: Path) -> None:
         run("train.steps=12", resume="old")
 
 
-def test_missing_optimizer_state_is_refused(elsewhere: Path) -> None:
-    from abovemup.training import checkpoint
+BUFFER = "optimizer/head.weight/momentum_buffer"
 
-    run("run.dir=old")
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda s: s.optimizer.pop("head.weight"), f"Missing key .*: {BUFFER}"),
+        (lambda s: s.optimizer["head.weight"].pop("momentum_buffer"), f"Missing key .*: {BUFFER}"),
+        (lambda s: s.optimizer.update({"head.weight": {"momentum_buffer": torch.ones(32, 257)}}), f"Size .* {BUFFER}"),
+        (lambda s: s.optimizer["head.weight"].update(v=torch.ones(2)), "optimizer/head.weight/v has no place"),
+        (lambda s: s.optimizer.update({"x": {"v": torch.ones(2)}}), "optimizer/x/v has no place"),
+        (lambda s: s.model.pop("head.weight"), "Missing key .*: model/head.weight"),
+        (lambda s: s.model.update(x=torch.ones(2)), "model/x has no place"),
+        (lambda s: s.model.update({"head.weight": torch.ones(257, 16)}), "Size .* model/head.weight"),
+    ],
+)
+def test_another_state_is_refused(elsewhere: Path, change: Callable[[checkpoint.State], Any], said: str) -> None:
+    run("run.dir=old", "optimizer.momentum=0.9")
     path = Path("old/checkpoints/step_00000004")
     state = read(path)
-    del state.optimizer["head.weight"]
+    change(state)
     checkpoint.save(path.parent, state)
-    with pytest.raises(RequestError, match=r"head.weight"):
+    with pytest.raises(RequestError, match=rf"step_00000004 cannot be read: .*{said}.*\n.*start a new run"):
         run(resume="old@4")
 
 
