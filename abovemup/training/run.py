@@ -129,7 +129,7 @@ def build(exp: Experiment, stop: Stop, terminal: Terminal, amount: Amount | None
 def free_folder(exp: Experiment) -> Path:
     """The folder that the run is to have; a made-up name takes a number when it is taken.
 
-    Raises RequestError for one that is another run's or cannot be made.
+    Raises RequestError for one that is there, or inside another run.
     """
     if exp.run.dir is not None or exp.run.name is not None:
         path = Path(os.path.expanduser(exp.run.dir or f"runs/{exp.run.name}"))
