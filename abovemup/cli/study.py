@@ -147,17 +147,6 @@ def print_plan(pool: "Pool", cells: "list[Cell]", json: bool) -> None:
     print_table(["", ""], {**found, "disk, about": decimal(found["disk, about"])}.items())
 
 
-def tell(report: dict[str, Any], folder: Path, json: bool, show: Callable[[dict[str, Any]], None]) -> None:
-    """What a study found: as JSON, or as `show` prints it."""
-    from abovemup.cli.output import print_json
-
-    if json:
-        print_json(report)
-    else:
-        show(report)
-        print(f"points.csv, result.json and figure.png are in {folder}")
-
-
 def exit_code(statuses: Iterable[str]) -> int:
     """Of a study: 0 all cells finished, else 4 if any failed, else 3."""
     left = {*statuses} - {"finished"}

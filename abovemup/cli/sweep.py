@@ -37,8 +37,10 @@ def sweep(
     from abovemup.cli.output import print_json
 
     study.warm(launcher, dry_run)
+    import pandas as pd
+
     from abovemup.studies.board import alone, announced, best, rows
-    from abovemup.studies.sweep import cells_of, write_points
+    from abovemup.studies.sweep import cells_of
 
     axes, asked = study.apart(overrides)
     cells = cells_of(axes, config_dir)
@@ -48,7 +50,8 @@ def sweep(
     table = rows(folder, cells)
     first = best(table)
     with alone(folder):
-        write_points(rows(folder, announced(folder)), folder / "points.csv")
+        points = pd.DataFrame(rows(folder, announced(folder))).drop(columns=["step", "loss", "seconds_left", "error"])
+        points.to_csv(folder / "points.csv", index=False)
     if json:
         print_json({"dir": str(folder), "cells": table, "best": first})
     else:

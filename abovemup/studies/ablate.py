@@ -68,6 +68,9 @@ def load(name: str, overrides: list[str], config_dir: Path | None, budget: str =
     with budgets.reading("ablation", name, config_dir, _EXPECTED) as tree:
         limits, asked = budgets.load(budget, config_dir), typed(overrides)
         ablation = _read(tree, limits, config_dir, asked.get("train.seq_len"))
+    for axis in ablation.axes:
+        if len({asked[key] for key in axis.split(",") if key in asked}) > 1:
+            raise RequestError(f"{' and '.join(axis.split(','))} go together here: type one of them, it sets both.")
     for key, text in asked.items():
         _set(ablation, key, values(key, text, config_dir), text)
     if "data" in ablation.axes and "data.path" in ablation.fixed and "text" not in ablation.axes["data"]:

@@ -15,7 +15,7 @@ from abovemup.config.io import write_whole
 from abovemup.studies.cells import Cell, Result, place, standing
 from abovemup.tracking.records import Record, loads
 
-_TAIL = 2**17  # bytes at the end of metrics.jsonl that hold its last row
+_TAIL = 2**22  # bytes at the end of metrics.jsonl that hold its last row, also with all norms of many layers
 
 
 def look(study: Path, cell: Cell) -> Result:
@@ -92,7 +92,7 @@ def rows(study: Path, cells: list[Cell], known: dict[tuple[str, int], Result] | 
         table.append(
             {key: own.get(key, "") for key in varying}
             | {"status": seen.status, "step": cell.steps if seen.status == "finished" else last.get("step", 0)}
-            | {"steps": cell.steps, "tokens": cell.tokens, "loss": last.get("loss", math.nan)}
+            | {"steps": cell.steps, "tokens": cell.tokens, "loss": last.get("loss", seen.batch_loss)}
             | {"val_loss": seen.loss, "output_norm": seen.output_norm}
             | {"seconds_left": left if seen.status == "running" else math.nan, "error": seen.error, "cell": cell.name}
         )

@@ -1,9 +1,6 @@
 """A sweep: every combination of the values that were typed is a cell."""
 
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
 
 from abovemup.config.compose import compose
 from abovemup.studies.axes import grid, typed, values
@@ -19,8 +16,3 @@ def cells_of(overrides: list[str], config_dir: Path | None) -> list[Cell]:
         one = cell(compose(asked, config_dir=config_dir), asked)
         found.setdefault(one.id, one)
     return list(found.values())
-
-
-def write_points(table: list[dict[str, Any]], path: Path) -> None:
-    """What varies, and what came out."""
-    pd.DataFrame(table).drop(columns=["step", "loss", "seconds_left", "error"]).to_csv(path, index=False)

@@ -1,6 +1,5 @@
 """`abovemup sweep` and `study` before, and without, a run."""
 
-import csv
 import itertools
 import json
 import subprocess
@@ -19,7 +18,7 @@ from abovemup.studies.board import announce, announced, rows
 from abovemup.studies.local import Local
 from abovemup.studies.plan import often
 from abovemup.studies.slurm import options
-from abovemup.studies.sweep import cells_of, write_points
+from abovemup.studies.sweep import cells_of
 from abovemup.training.run import train
 from tests.slow.test_studies import TINY
 
@@ -38,6 +37,8 @@ def test_a_dry_run_says_what_there_is_and_what_it_would_take(
     assert said["tokens left"] == (6 + 2 * 64) * 4 * 32
     assert said["minutes left, about"] > 0
     assert [row["status"] for row in said["table"]] == ["finished", "missing", "unfinished", "missing"]
+    last = json.loads(Path("s/runs", first.name, "metrics.jsonl").read_text().splitlines()[-1])
+    assert said["table"][0]["loss"] == last["loss"]
     assert {path.name for path in Path("s").iterdir()} == {"runs"}  # nothing was written
     kept = sum(file.stat().st_size for file in Path("s/runs").glob("*/checkpoints/*/*.distcp"))
     assert kept < cells_of(study, None)[0].kept < 2.5 * kept  # of two, one was made
@@ -67,10 +68,7 @@ def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no room" not in lines[1] + lines[2]
     assert lines[2].split()[3] == "missing"
     assert lines[-1] == "cells: 1 failed, 3 missing"
-    write_points(rows(tmp_path, cells), tmp_path / "points.csv")
-    with open(tmp_path / "points.csv", newline="") as file:
-        points = list(csv.DictReader(file))
-    assert [point["train.seed"] for point in points] == ["1", "2", "1", "2"]
+    assert [row["train.seed"] for row in rows(tmp_path, cells)] == ["1", "2", "1", "2"]
 
 
 def test_what_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +124,9 @@ def test_a_launcher_gets_what_it_knows(
     assert "launcher.gpus_per_node=2 is too few" in capsys.readouterr().err
     for asked, said in (
         ("launcher.partitoin=gpu", "Did you mean partition?"),
-        ("launcher.array_parallelism=x", "launcher: invalid"),
-        ("launcher.setup=[", "launcher: "),
+        ("launcher.array_parallelism=x", "launcher.array_parallelism=x: expected a whole number"),
+        ("launcher.additional_parameters=3", "launcher.additional_parameters=3: expected a mapping"),
+        ("launcher.setup=[", "launcher.setup: "),
         ("launcher.cells_per_gpu=2", "no option of --launcher slurm"),
     ):
         assert run([*sweep, "--launcher=slurm", asked]) == 2

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from abovemup.cli.main import run
 from abovemup.config.errors import RequestError
 from abovemup.studies.ablate import Ablation, Point, load, points
 from abovemup.studies.budget import files
@@ -225,7 +226,7 @@ def test_every_ablation_is_a_study_at_every_budget(name: str) -> None:
             assert len({p.cell.name for p in points(ablation, None)}) <= 12
 
 
-def test_an_ablation_of_ones_own(tmp_path: Path) -> None:
+def test_an_ablation_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "ablation").mkdir()
     mine = tmp_path / "ablation" / "mine.yaml"
     ours = files("ablation", None)["parameterization"].read_text()
@@ -236,6 +237,11 @@ def test_an_ablation_of_ones_own(tmp_path: Path) -> None:
     mine.write_text("question: why")
     with pytest.raises(RequestError, match="expected question, paper, over"):
         load("mine", [], tmp_path)
+    capsys.readouterr()
+    assert run(["ablate", "--list", f"--config-dir={tmp_path}", "--json"]) == 0  # and hides no other
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["mine"].startswith("broken: ")
+    assert listed["width"] == "Is the best output norm the same at every width?"
     mine.rename(tmp_path / "ablation" / "parameterization.yaml")
     with pytest.raises(RequestError, match="exists already"):
         files("ablation", tmp_path)
@@ -250,6 +256,13 @@ def test_a_typed_path_is_one_more_data_set(tmp_path: Path) -> None:
     assert [f"data.path={tmp_path}" in p.cell.overrides for p in asked] == [False, False, True]
     plain = {p.arm: p.cell.name for p in points(load("dataset", small, None), None)}
     assert all(p.cell.name == plain.get(p.arm, p.cell.name) for p in asked)  # the other arms are the same cells
+
+
+def test_seeds_that_go_together_are_not_set_apart() -> None:
+    assert load("width", ["data.seed=5"], None).axes["train.seed,data.seed"] == ["5"]
+    for both in (["train.seed=1", "data.seed=5"], ["data.seed=5", "train.seed=1"]):
+        with pytest.raises(RequestError, match="go together here"):
+            load("width", both, None)
 
 
 def test_steps_replace_the_tokens_of_the_file() -> None:
