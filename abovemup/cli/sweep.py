@@ -20,6 +20,7 @@ def sweep(
     ],
     config_dir: ConfigDir = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where its runs lie; studies/sweep-HASH.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Horizons, model and measuring of smoke, pocket, ...")] = None,
     jobs: Jobs = None,
     launcher: Launcher = Kind.local,
     cells_per_gpu: CellsPerGpu = None,
@@ -43,8 +44,9 @@ def sweep(
     from abovemup.studies.sweep import cells_of
 
     axes, asked = study.apart(overrides)
-    cells = cells_of(axes, config_dir)
-    folder = folder or Path("studies") / f"sweep-{hashlib.sha256(repr(sorted(axes)).encode()).hexdigest()[:8]}"
+    cells = cells_of(axes, config_dir, budget)
+    named = repr(sorted([*axes, *([budget] if budget else [])]))
+    folder = folder or Path("studies") / f"sweep-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
     where = (launcher, asked, cells_per_gpu, nproc)
     code = study.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
     table = rows(folder, cells)
