@@ -4,6 +4,7 @@ import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from abovemup.cli.main import run
 from abovemup.cli.study import apart
 from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
-from abovemup.studies.board import announce, announced, rows
+from abovemup.studies.board import announce, announced, look, rows, until
 from abovemup.studies.local import Local
 from abovemup.studies.plan import often
 from abovemup.studies.slurm import options
@@ -58,8 +59,9 @@ def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFix
     cells = cells_of(["data=synthetic", "optimizer.lr=0.1,0.2", "train.seed,data.seed=1,2"], None)
     announce(tmp_path, cells)
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f"{cells[0].name}.log").write_text("$ x\nabovemup: no room\n$ x\nabovemup: the thing\n  and\n")
-    (tmp_path / "logs" / f"{cells[1].name}.log").write_text("$ x\nabovemup: no room\n$ x\nabovemup: terminated\n")
+    first = f"$ x{until(cells[0])}\nabovemup: no room\n$ x{until(cells[0])}\n"
+    for cell, said in zip(cells, ("the thing\n  and", "terminated"), strict=False):
+        (tmp_path / "logs" / f"{cell.name}.log").write_text(f"{first}abovemup: {said}\n")
     assert run(["study", "status", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["optimizer.lr", "train.seed", "data.seed"]
@@ -68,7 +70,24 @@ def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no room" not in lines[1] + lines[2]
     assert lines[2].split()[3] == "missing"
     assert lines[-1] == "cells: 1 failed, 3 missing"
+    assert look(tmp_path, replace(cells[0], steps=7)).status == "missing"  # another horizon has not been tried
     assert [row["train.seed"] for row in rows(tmp_path, cells)] == ["1", "2", "1", "2"]
+
+
+def test_text_that_has_changed_is_no_part_of_a_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a.txt"
+    file.write_text("".join(f"line {n} of a text\n\n" for n in range(3000)))
+    study = [text for text in TINY if not text.startswith("data")]
+    study += ["data=text", f"data.path={file}", "tokenizer=byte", "train.steps=2", "optimizer.lr=0.1,0.2"]
+    first = cells_of(study, None)[0]
+    train([*first.overrides, f"run.dir={tmp_path}/s/runs/{first.name}"])
+    assert run(["sweep", *study, "--dir=s", "--dry-run"]) == 0
+    file.write_text(file.read_text()[::-1])
+    assert run(["sweep", *study, "--dir=s", "--dry-run"]) == 2
+    assert f"the text of {first.name} has changed since it was trained" in capsys.readouterr().err
 
 
 def test_what_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,6 +247,47 @@ def test_an_ablation_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[s
         files("ablation", tmp_path)
 
 
+BUDGET = """
+verdicts: false
+tokens: [2^12]
+batch: [2^9]
+lr: {adam: "log2range(-8,-5.5,0.5)", scion: "log2range(-3,-0.5,0.5)"}
+seeds: [1]
+fixed: {model: tiny, data: synthetic, train.seq_len: 64, eval.every: pow2, norms.every: pow2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "said"),
+    [
+        ("fixed:", "fxied:", "not fxied. Did you mean fixed?"),
+        ("[2^12]", "[]", "tokens: no value."),
+        ("[2^9]", "[100]", "batch: 100 tokens are no whole number of sequences of train.seq_len=64."),
+        ('"log2range(-8,-5.5,0.5)"', "log2range(-8,-5.5,0.5)", "log2range(-8: expected log2range(first"),
+        ("seq_len: 64", "seq_len: 0", "sequences of train.seq_len=0"),
+        ("seq_len: 64", "seq_len: abc", "train.seq_len=abc: not a finite number."),
+    ],
+)
+def test_a_budget_of_ones_own(there: str, instead: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "budget").mkdir()
+    mine = tmp_path / "budget" / "mine.yaml"
+    mine.write_text(BUDGET)
+    assert load("horizon", [], tmp_path, "mine").lr["scion"][-1] == "2^-0.5"
+    mine.write_text(BUDGET.replace(there, instead, 1))
+    with pytest.raises(RequestError) as error:
+        load("horizon", [], tmp_path, "mine")
+    assert said in str(error.value)
+    assert "seq" in said or str(error.value).startswith(f"{mine}")
+
+
+def test_a_part_for_a_budget_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ablation").mkdir()
+    ours = files("ablation", None)["depth"].read_text()
+    (tmp_path / "ablation" / "mine.yaml").write_text(ours.replace("  smoke:", "  smokey:"))
+    with pytest.raises(RequestError, match=r"mine\.yaml: there is no budget smokey"):
+        load("mine", [], tmp_path)
+
+
 def test_a_typed_path_is_one_more_data_set(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("text")
     small = ["model.width=16", "optimizer.lr=0.1", "train.seed=1"]
