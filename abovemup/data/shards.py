@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abovemup.config.errors import RequestError
+from abovemup.config.io import sha256
 
 SHARD_TOKENS = 100_000_000
 AT_ONCE = 2**20
@@ -68,7 +69,7 @@ class ShardWriter:
         """Flushes to the disk."""
         if path := self._unfinished():
             self.sync()
-            self.entries[-1] |= {"sha256": _sha256(path), "edges": _edges(path)}
+            self.entries[-1] |= {"sha256": sha256(path), "edges": _edges(path)}
         return self.entries
 
     def _unfinished(self) -> Path | None:
@@ -114,19 +115,14 @@ def flaws(folder: Path) -> list[str]:
         for entry in manifest["train"]["shards"] + manifest["validation"]["shards"]:
             if what := _flaw(folder, entry, manifest["dtype"]):
                 found.append(what)
-            elif _sha256(folder / entry["file"]) != entry["sha256"]:
+            elif sha256(folder / entry["file"]) != entry["sha256"]:
                 found.append(f"{entry['file']} has another checksum than when it was written")
         made = manifest["tokenizer"]
-        if made["file"] and _sha256(folder / made["file"]) != made["hash"]:
+        if made["file"] and sha256(folder / made["file"]) != made["hash"]:
             found.append(f"{made['file']} is not the one the tokens were made with")
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.append(str(error))
     return found
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def total(entries: list[Entry], what: str) -> int:
