@@ -193,13 +193,14 @@ def test_blank_and_null_texts_are_left_out(server: Server, tmp_path: Path) -> No
 
 def test_a_column_that_is_no_text_is_said_to_be_none(server: Server, tmp_path: Path) -> None:
     for kind in (pa.list_(pa.string()), pa.struct({"x": pa.string()}), pa.int64()):
-        pq.write_table(pa.table({"text": pa.array([None], kind)}), tmp_path / "a.parquet")
+        (tmp_path / str(kind)).mkdir()
+        pq.write_table(pa.table({"text": pa.array([None], kind)}), tmp_path / str(kind) / "a.parquet")
         with pytest.raises(RequestError, match=r"me/served: column 'text' holds .*, not text"):
-            read(served(server, tmp_path))
-    (tmp_path / "a.parquet").unlink()
-    (tmp_path / "a.jsonl").write_text('{"text": "one", "n": 1}\n{"text": ["two"], "n": 2}\n{"text": "three", "n": 3}\n')
+            read(served(server, tmp_path / str(kind)))
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json/a.jsonl").write_text('{"text": "one", "n": 1}\n{"text": ["two"], "n": 2}\n{"text": "three", "n": 3}\n')
     with pytest.raises(RequestError, match=r"column 'text' holds .*, not text") as caught:
-        read(served(server, tmp_path))
+        read(served(server, tmp_path / "json"))
     assert str(caught.value).count("\n") < 2
 
 
