@@ -25,12 +25,12 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from abovemup.config.errors import RequestError, RunFailed
-from abovemup.config.io import sha256, write_whole
+from abovemup.config.io import write_whole
 from abovemup.config.site import cache_folder
 from abovemup.data.progress import SPLITS, Job, Note, Watch, tokenise
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import SAMPLE, SAMPLED, reopen, train_bpe
-from abovemup.data.shards import open_shards, read_manifest, read_record, sealed
+from abovemup.data.shards import find_flaws, open_shards, read_manifest, read_record, sealed
 from abovemup.data.sources import Document, hash64
 from abovemup.data.split import Split, blind_split, documents, make_split
 from abovemup.data.tokenizer import Tokenizer
@@ -102,11 +102,10 @@ def open_prepared(folder: Path) -> Prepared:
     """Raises RequestError that says what is not as it was written: the manifest, a shard or the tokenizer."""
     try:
         manifest = read_manifest(folder)
+        for flaw in find_flaws(folder, manifest):
+            raise ValueError(flaw)
         shards = {split: open_shards(folder, manifest[split]["shards"], manifest["dtype"]) for split in SPLITS}
-        made = manifest["tokenizer"]
-        if made["file"] and sha256(folder / made["file"]) != made["hash"]:
-            raise ValueError(f"{made['file']} is not the one the tokens were made with")
-        return Prepared(folder, manifest, reopen(made["name"], folder), shards)
+        return Prepared(folder, manifest, reopen(manifest["tokenizer"]["name"], folder), shards)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{folder}: {error}") from error
 

@@ -231,6 +231,8 @@ def test_a_run_prepares_what_it_reads_of_a_source_read_once(tmp_path: Path, monk
     words = shlex.split(line[line.index("abovemup data prepare") :])
     assert words[3:6] == ["fineweb", "--tokens", str(640 * 16 + 16)]
     assert {"tokenizer=byte", "eval.tokens=512"} <= set(words)
+    longer = replace(exp, train=replace(exp.train, tokens=2 * exp.train.tokens, steps=20))
+    assert torch.equal(open_corpus(longer, lines.append).validation, corpus.validation)
     source.fail_at = 0  # no network any more
     lines.clear()
     again = open_corpus(exp, lines.append)

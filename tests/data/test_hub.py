@@ -198,7 +198,9 @@ def test_a_column_that_is_no_text_is_said_to_be_none(server: Server, tmp_path: P
         with pytest.raises(RequestError, match=r"me/served: column 'text' holds .*, not text"):
             read(served(server, tmp_path / str(kind)))
     (tmp_path / "json").mkdir()
-    (tmp_path / "json/a.jsonl").write_text('{"text": "one", "n": 1}\n{"text": ["two"], "n": 2}\n{"text": "three", "n": 3}\n')
+    (tmp_path / "json/a.jsonl").write_text(
+        '{"text": "one", "n": 1}\n{"text": ["two"], "n": 2}\n{"text": "three", "n": 3}\n'
+    )
     with pytest.raises(RequestError, match=r"column 'text' holds .*, not text") as caught:
         read(served(server, tmp_path / "json"))
     assert str(caught.value).count("\n") < 2
