@@ -1,6 +1,7 @@
 """config.yaml: the whole experiment as plain YAML, to the last bit of every float."""
 
 import dataclasses
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,12 @@ def write_whole(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(aside, path)
+
+
+def sha256(path: Path) -> str:
+    """Of the bytes of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load(path: Path) -> Experiment:

@@ -12,7 +12,6 @@
 Tensors and plain types only: what is read is read by `torch.load` with its safe default, .metadata as `tensors` says.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -27,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from abovemup.config.errors import RequestError
-from abovemup.config.io import write_whole
+from abovemup.config.io import sha256, write_whole
 from abovemup.geometry.msign import local
 
 STEP = re.compile(r"step_\d+")
@@ -70,11 +69,6 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
 def save(folder: Path, state: State, group: dist.ProcessGroup | None = None) -> Path:
     """Write `state` under `folder` (`checkpoints/`); whole when this returns, absent when it does not.
 
@@ -100,7 +94,7 @@ def _complete(state: State, aside: Path, target: Path) -> None:
     rest = vars(state) | {"model": {name: _shape(p) for name, p in state.model.items()}, "optimizer": shapes}
     torch.save(rest, aside / "state.pt")
     _sync(aside / "state.pt")
-    files = {file.name: {"bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(aside.iterdir())}
+    files = {file.name: {"bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(aside.iterdir())}
     manifest = {"step": state.step, "tokens": state.tokens, "files": files}
     write_whole(aside / "manifest.json", json.dumps(manifest, indent=1) + "\n")
     _sync(aside)
@@ -131,7 +125,7 @@ def damage(path: Path) -> str | None:
         if "model.pt" in files:
             raise RequestError(f"{path} is of an earlier version and lacks a .metadata: it cannot be read any more.")
         for name in sorted({".metadata", "state.pt", *files}):
-            if _sha256(path / name) != files[name]["sha256"]:
+            if sha256(path / name) != files[name]["sha256"]:
                 return f"{name} does not match its checksum"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from abovemup.config.errors import RequestError
+from abovemup.config.io import sha256
 from abovemup.training import checkpoint
 from abovemup.training.checkpoint import State
 from tests.training.tiny import read
@@ -36,7 +37,7 @@ def seal(path: Path) -> None:
     manifest = json.loads((path / "manifest.json").read_text())
     for name in FILES:
         file = path / name
-        manifest["files"][name] = {"bytes": file.stat().st_size, "sha256": checkpoint._sha256(file)}
+        manifest["files"][name] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
     (path / "manifest.json").write_text(json.dumps(manifest))
     assert checkpoint.damage(path) is None
 
@@ -241,7 +242,7 @@ def test_an_earlier_version_is_not_called_damaged(tmp_path: Path) -> None:
     path.mkdir(parents=True)
     for name in ("model.pt", "optimizer.pt", "state.pt"):
         torch.save({}, path / name)
-    files = {file.name: {"sha256": checkpoint._sha256(file)} for file in path.iterdir()}
+    files = {file.name: {"sha256": sha256(file)} for file in path.iterdir()}
     (path / "manifest.json").write_text(json.dumps({"step": 2, "tokens": 8, "files": files}))
     for step in (None, 2):
         with pytest.raises(RequestError, match=r"step_00000002 is of an earlier version") as error:
