@@ -64,13 +64,13 @@ def _terms(grid: Array, at: tuple[int, ...]) -> Array:
 def offset(curves: pd.DataFrame) -> dict[str, Any] | None:
     """d log2(norm) / d log2(lr) at the first step that all curves {run, batch, lr, tokens, x} have, 95 % interval.
 
-    None with fewer than 3 learning rates.
+    None with fewer than 3 learning rates; a run whose roles have several is left out.
     """
-    curves = curves.assign(t=np.log2(curves.tokens / curves.batch)).sort_values("t")
+    curves = curves[curves.lr.notna()].assign(t=np.log2(curves.tokens / curves.batch)).sort_values("t")
+    if curves.lr.nunique() < 3:
+        return None
     start = curves.groupby("run").t.min().max()
     lr, at = np.array([(np.log2(g.lr.iloc[0]), np.interp(start, g.t, g.x)) for _, g in curves.groupby("run")]).T
-    if len(np.unique(lr)) < 3:
-        return None
     fit = stats.linregress(lr, at)
     half = float(stats.t.ppf(0.975, len(at) - 2)) * fit.stderr
     return {"step": 2**start, "slope": fit.slope, "interval": [fit.slope - half, fit.slope + half], "curves": len(at)}

@@ -15,20 +15,9 @@ from abovemup.analysis.sources import Source
 from abovemup.config.errors import RequestError
 from abovemup.config.io import write_whole
 
-# Nothing may be loaded: a report that asked for a file would say so in the browser's console.
-_PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{{ question }}</title>
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:">
-<style>body { font: 16px/1.5 sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem }
-td, th { padding: 2px 8px; font-size: 13px } pre { white-space: pre-wrap } figure { overflow-x: auto; margin: 1rem 0 }
-</style><script>{{ plotly|safe }}</script></head><body><h1>{{ question }}</h1>
-{% for arm in sections %}<h2>{{ arm.title }}</h2>
-{% for sentence in arm.sentences %}<p>{{ sentence }}</p>{% endfor %}
-{% for name, figure in arm.figures.items() %}<figure><figcaption>{{ figure.title }}
-({{ files }}/{{ name }}.png, .pdf, .csv)</figcaption>{{ html(figure, name)|safe }}</figure>{% endfor %}
-{% for name, table in arm.tables.items() %}<details><summary>{{ name }} ({{ files }}/{{ name }}.csv, .tex)</summary>
-{{ table.to_html(index=False, float_format="%.4g", border=0)|safe }}</details>{% endfor %}
-{% endfor %}<h2>Methods</h2><p>{{ methods }}</p><h2>Commands</h2><pre>{{ commands }}</pre></body></html>"""
+# Nothing may be loaded: a page that asked for a file would say so in the browser's console.
+_PAGE = Path(__file__).with_name("report.html")
+_NAMES = ("optima", "rules", "layout", *(figure.__name__ for figure in figures.FIGURES))  # in files, after the arm's
 _COLUMNS = ["model", "tokens", "batch", "runs", "x", "x_error", "loss", "loss_error", "lr", "lr_error", "reason"]
 
 
@@ -50,11 +39,17 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     drawn, left_out = figures.drawn(figures.OF_ARMS, scans, norm, {n: bound(sources[n].runs, norm) for n in scans})
     said = [told[key] for key in ("verdict", "conditions") if key in told] + lost + left_out
     sections: list[dict[str, Any]] = [{"title": "All", "sentences": said, "figures": drawn, "tables": {}}]
-    sections += [section(name, sources[name], norm, f"{i}-") for i, name in enumerate(scans, 1)]
+    numbers = dict(zip(scans, range(1, 1 + len(scans)), strict=True))
+    arms, without = attempted(scans, lambda name: section(name, sources[name], norm, f"{numbers[name]}-"), RequestError)
+    said += [f"{name}: {why}" for name, why in without.items()]
+    sections += arms.values()
     folder = out.with_name(f"{out.stem}_files")
     if (folder.exists() and not folder.is_dir()) or (folder / "metrics.jsonl").exists():
         raise RequestError(f"{folder} is no folder for figures: choose another --out.")
     folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():  # of a report that had more arms
+        if old.stem.partition("-")[2] in _NAMES:
+            old.unlink()
     for each in sections:
         for name, figure in each["figures"].items():
             render.save(figure, folder / f"{name}.png", folder / f"{name}.pdf")
@@ -67,8 +62,8 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     question = told.get("question", f"What do loss and norm depend on in {path.resolve().name}?")
     page = {"question": question, "sections": sections, "commands": "\n".join(commands), "files": folder.name}
     page["methods"] = sentences.methods(sources.values())
-    text = Environment(autoescape=True).from_string(_PAGE).render(page, plotly=get_plotlyjs(), html=render.html)
-    write_whole(out, text)
+    template = Environment(autoescape=True).from_string(_PAGE.read_text())
+    write_whole(out, template.render(page, plotly=get_plotlyjs(), html=render.html))
     figure_count, tables = (sum(len(each[kind]) for each in sections) for kind in ("figures", "tables"))
     return {"figures": figure_count, "files": 3 * figure_count + 2 * tables}
 

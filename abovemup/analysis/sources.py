@@ -166,7 +166,10 @@ def _minima(table: pd.DataFrame) -> Source:
 
 def _layout(table: pd.DataFrame, path: Path, where: Sequence[str]) -> pd.DataFrame:
     """Rows of the toolkit under our names. Raises RequestError."""
-    table = table.rename(columns=PAPER).drop_duplicates()
+    for theirs in [name for name in PAPER if name in table]:  # runs of several ages name one thing differently
+        values, ours = table.pop(theirs), PAPER[theirs]
+        table[ours] = table[ours].fillna(values) if ours in table else values
+    table = table.drop_duplicates()
     if missing := sorted({"bs", "step", "loss", f"norm/{OUTPUT}", *ROLES} - {*table}):
         raise RequestError(f"{path} lacks {', '.join(missing)}: it has not the layout of the paper's toolkit.")
     table["lr"] = table.lr_out.where(table[[*ROLES]].min(axis=1) == table[[*ROLES]].max(axis=1))

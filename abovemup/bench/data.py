@@ -14,7 +14,7 @@ from abovemup.config.resolve import cores
 from abovemup.data.corpus import open_corpus
 from abovemup.data.progress import Job, tokenise
 from abovemup.data.readers import BadRecords
-from abovemup.data.recipe import Recipe, train_bpe
+from abovemup.data.recipe import Recipe, reopen, train_bpe
 from abovemup.data.sources import find_source
 from abovemup.data.split import documents, make_split
 
@@ -65,7 +65,6 @@ def tokenising(folder: Path, text: Path) -> Ratio:
     datasets.disable_progress_bars()
     exp = compose(["data=text", f"data.path={text}", f"tokenizer.vocab_size={VOCAB}", f"model.vocab_size={VOCAB}"])
     job = Job(find_source(exp.data), Recipe(exp.tokenizer), False)
-    job.recipe.load((folder / "tokenizer.json").read_text())
     split = make_split(job.source, BadRecords(False))
     table = datasets.Dataset.from_dict({"text": list(texts(text))}).cast_column("text", datasets.Value("string"))
     table.save_to_disk(folder / "table")
@@ -76,7 +75,7 @@ def tokenising(folder: Path, text: Path) -> Ratio:
         return {"ids": [encoding.ids for encoding in tokenizer.encode_batch_fast(batch["text"])]}
 
     def ours() -> None:
-        tokenise(Path(tempfile.mkdtemp(dir=folder)), job, split, _quiet, _quiet)
+        tokenise(Path(tempfile.mkdtemp(dir=folder)), job, reopen("bpe", folder), split, _quiet, _quiet)
 
     def theirs() -> None:
         table.map(ids, batched=True, num_proc=cores(), load_from_cache_file=False, remove_columns=["text"])

@@ -43,7 +43,7 @@ def ablate(
     from abovemup.studies.budget import files
 
     if listed or name is None:
-        rows = [(stem, study.load(stem, [], config_dir, budget).question) for stem in files("ablation", config_dir)]
+        rows = [(stem, _question(stem, config_dir, budget)) for stem in files("ablation", config_dir)]
         print_json(dict(rows)) if json else print_table(["ablation", "question"], rows)
         return
     axes, asked = shared.apart(list(overrides or []))
@@ -55,11 +55,22 @@ def ablate(
     code = shared.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
     with alone(folder):
         report = findings.report(ablation, points, folder)
-    shared.tell(report, folder, json, lambda found: print_report(found, ablation.arms))
+    print_json(report) if json else print_report(report, ablation.arms, folder)
     raise typer.Exit(code or shared.exit_code(report["cells"]))
 
 
-def print_report(report: dict[str, Any], arms: list[str]) -> None:
+def _question(name: str, config_dir: Path | None, budget: str) -> str:
+    """Of an ablation, or what is wrong with its file, which is no reason to hide the others."""
+    from abovemup.config.errors import RequestError
+    from abovemup.studies import ablate as study
+
+    try:
+        return study.load(name, [], config_dir, budget).question
+    except RequestError as error:
+        return f"broken: {error}"
+
+
+def print_report(report: dict[str, Any], arms: list[str], folder: Path) -> None:
     from abovemup.cli.output import print_table
 
     columns = [*arms, "at", "batch", "best lr", "loss", f"log2 {report['fit']}", "interval", "octaves within 1 %", ""]
@@ -73,6 +84,7 @@ def print_report(report: dict[str, Any], arms: list[str]) -> None:
             print(f"{row['name']}: spread of log2 {of} {far}")
     print(f"\n{report['question']}\n{report['verdict']}\nThe paper: {report['paper']}.\n{report['conditions']}")
     print(f"cells: {', '.join(f'{count} {status}' for status, count in report['cells'].items())}")
+    print(f"points.csv, result.json and figure.png are in {folder}")
 
 
 def _best(r: dict[str, Any]) -> list[str]:

@@ -29,7 +29,8 @@ def compare(
 
     lr and batch size first, then momentum, warmup, decay and rates. What has a result is not run again.
     """
-    from abovemup.cli.study import apart, conduct, exit_code, tell, warm
+    from abovemup.cli.output import print_json
+    from abovemup.cli.study import apart, conduct, exit_code, warm
 
     warm(launcher, dry_run)
     from abovemup.config.errors import RunFailed
@@ -57,11 +58,11 @@ def compare(
             raise RunFailed(f"{lacking} of {len(cells)} cells failed, and what follows needs them: --retry failed.")
     with alone(folder):
         report = study.report(comparison, trials, folder)
-    tell(report, folder, json, print_report)
+    print_json(report) if json else print_report(report, folder)
     raise typer.Exit(exit_code(result.status for result in found.values()))
 
 
-def print_report(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any], folder: Path) -> None:
     from abovemup.cli.output import print_table
 
     arms, pairs = report["arms"], report["pairs"]
@@ -69,4 +70,4 @@ def print_report(report: dict[str, Any]) -> None:
     print_table(["", *arms], [[key, *(row.get(key, "") for row in arms.values())] for key in dict.fromkeys(keys)])
     print()
     print_table(list(pairs[0]), [pair.values() for pair in pairs])
-    print(f"\n{report['verdict']}")
+    print(f"\n{report['verdict']}\npoints.csv, result.json and figure.png are in {folder}")

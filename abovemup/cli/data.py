@@ -116,15 +116,12 @@ def list_(json: Json = False) -> None:
 def inspect(folder: Dir, json: Json = False) -> None:
     """What a prepared folder holds: its source, counts, and first documents."""
     from abovemup.cli.output import print_json
-    from abovemup.config.schema import Tokenizer
-    from abovemup.config.tokenizer_file import of_shards
     from abovemup.data.prepare import open_prepared
     from abovemup.data.progress import SPLITS
-    from abovemup.data.recipe import Recipe
     from abovemup.tracking.terminal import safe
 
     path = _find(folder)
-    _, manifest, tokenizer, shards = open_prepared(path, Recipe(Tokenizer(**of_shards(str(path), {}))))
+    _, manifest, tokenizer, shards = open_prepared(path)
     about = {"source": manifest["source"], "tokenizer": manifest["tokenizer"]}
     about |= {split: counts(manifest, split) for split in SPLITS}
     about["train"]["unigram_entropy"] = manifest["unigram_entropy"]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from abovemup.cli.options import Json
-from abovemup.cli.output import FIGURES, check_file, print_json, print_table
+from abovemup.cli.output import print_json, print_table
 from abovemup.config.errors import RequestError
 
 _SOURCE = "A run, a folder of runs, a study, or a CSV of the paper's public toolkit."
@@ -20,7 +20,6 @@ def fit(
     norm: Annotated[str, typer.Option(metavar="LAYER/NORM", help="Which norm.")] = "head/rms_to_inf",
     all: Annotated[bool, typer.Option("--all", help="Rank every norm, and lr itself.")] = False,
     where: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only such runs: key<value too.")] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw the scan: .png, .svg, .pdf.")] = None,
     json: Json = False,
 ) -> None:
     """norm: where the loss is lowest over a layer's norm, at each horizon and batch size, and over all of them.
@@ -28,19 +27,15 @@ def fit(
 
     Batch sizes are in tokens. Exit code 1: the fit refuses, and says why.
     """
-    from abovemup.analysis import figures, render, results, sentences
+    from abovemup.analysis import results, sentences
     from abovemup.analysis.norm_fit import FitRefused
     from abovemup.analysis.sources import open_source
 
-    if (all and figure) or ((all or figure) and what != "norm"):
-        raise RequestError("--all ranks norms, and --figure draws the scan of one: abovemup fit norm SOURCE")
-    if figure:
-        check_file("--figure", figure, FIGURES)
+    if all and what != "norm":
+        raise RequestError("--all ranks norms: abovemup fit norm SOURCE --all")
     opened = open_source(source, loss, where or (), None if all else norm)
     try:
         answer = results.ranking(opened) if all else getattr(results, what)(opened, norm)
-        if figure:
-            render.save(figures.parabolas(opened, answer), figure)
     except FitRefused as error:
         answer = {"refusal": {"reason": error.reason, "advice": str(error)}}
     if json:

@@ -137,7 +137,7 @@ def _usage(error: TyperException, arguments: list[str]) -> str:
 
     message, option = error.format_message(), str(getattr(error, "option_name", ""))
     near = get_close_matches(option, getattr(error, "possibilities", None) or [], 1, 0.75)
-    if option and not near and arguments[0] in WITH_SETTINGS:
+    if option and not near and {*WITH_SETTINGS} & {*arguments[:2]}:
         meant = nearest(option.lstrip("-").replace("-", "_"), keys())
         if meant:
             message += f". Settings are keys: did you mean {' or '.join(f'{key}=...' for key in meant)}?"

@@ -90,7 +90,7 @@ def conduct(
 
     from abovemup.config.compose import compose
     from abovemup.config.errors import RequestError
-    from abovemup.studies.board import announce
+    from abovemup.studies.board import announce, check_data
     from abovemup.studies.local import Local
     from abovemup.studies.pool import Pool
     from abovemup.studies.slurm import Slurm
@@ -114,6 +114,7 @@ def conduct(
     where = folder, config_dir, nproc
     start = Local(*where, cells, cells_per_gpu) if local else Slurm(*where, asked)
     pool = Pool(folder, jobs or start.jobs, start, say, retry)
+    check_data(folder, cells, config_dir)
     if dry:
         print_plan(pool, cells, json)
         raise typer.Exit(0)
@@ -145,17 +146,6 @@ def print_plan(pool: "Pool", cells: "list[Cell]", json: bool) -> None:
     print_rows(table)
     print()
     print_table(["", ""], {**found, "disk, about": decimal(found["disk, about"])}.items())
-
-
-def tell(report: dict[str, Any], folder: Path, json: bool, show: Callable[[dict[str, Any]], None]) -> None:
-    """What a study found: as JSON, or as `show` prints it."""
-    from abovemup.cli.output import print_json
-
-    if json:
-        print_json(report)
-    else:
-        show(report)
-        print(f"points.csv, result.json and figure.png are in {folder}")
 
 
 def exit_code(statuses: Iterable[str]) -> int:
@@ -206,10 +196,9 @@ def shower(folder: Path, cells: "list[Cell]", live: "Live") -> Callable[[str], N
     from rich.table import Table
     from rich.text import Text
 
-    from abovemup.studies.board import rows
-    from abovemup.studies.cells import Result
+    from abovemup.studies.board import Row, rows
 
-    known: dict[tuple[str, int], Result] = {}
+    known: dict[tuple[str, int], Row] = {}
     order = ("running", "failed", "damaged", "diverged", "unfinished", "finished", "missing")
     drawn = -math.inf
 

@@ -20,6 +20,7 @@ def sweep(
     ],
     config_dir: ConfigDir = None,
     folder: Annotated[Path | None, typer.Option("--dir", help="Where its runs lie; studies/sweep-HASH.")] = None,
+    budget: Annotated[str | None, typer.Option(help="Horizons, model and measuring of smoke, pocket, ...")] = None,
     jobs: Jobs = None,
     launcher: Launcher = Kind.local,
     cells_per_gpu: CellsPerGpu = None,
@@ -37,18 +38,22 @@ def sweep(
     from abovemup.cli.output import print_json
 
     study.warm(launcher, dry_run)
+    import pandas as pd
+
     from abovemup.studies.board import alone, announced, best, rows
-    from abovemup.studies.sweep import cells_of, write_points
+    from abovemup.studies.sweep import cells_of
 
     axes, asked = study.apart(overrides)
-    cells = cells_of(axes, config_dir)
-    folder = folder or Path("studies") / f"sweep-{hashlib.sha256(repr(sorted(axes)).encode()).hexdigest()[:8]}"
+    cells = cells_of(axes, config_dir, budget)
+    named = repr(sorted([*axes, *([budget] if budget else [])]))
+    folder = folder or Path("studies") / f"sweep-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
     where = (launcher, asked, cells_per_gpu, nproc)
     code = study.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
     table = rows(folder, cells)
     first = best(table)
     with alone(folder):
-        write_points(rows(folder, announced(folder)), folder / "points.csv")
+        points = pd.DataFrame(rows(folder, announced(folder))).drop(columns=["step", "loss", "seconds_left", "error"])
+        points.to_csv(folder / "points.csv", index=False)
     if json:
         print_json({"dir": str(folder), "cells": table, "best": first})
     else:

@@ -30,6 +30,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sha256(path: Path) -> str:
+    """Of the bytes of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

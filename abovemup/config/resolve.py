@@ -58,7 +58,7 @@ def _data(c: Values) -> None:
     data = c["data.name"]
     for key, sources in _OF_SOURCE.items():
         value = c.get(f"data.{key}")
-        if value is None and data in sources and key in ("path", "repo"):
+        if not value and data in sources and key in ("path", "repo"):
             what = "a file or a folder" if key == "path" else "a data set of the hub"
             raise RequestError(f"data={data} reads {what}: set data.{key}.")
         if value is not None and data not in sources:

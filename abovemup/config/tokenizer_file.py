@@ -17,12 +17,12 @@ LLAMA3 = "meta-llama/Meta-Llama-3-8B"
 
 
 def read_tokenizer(name: str, path: str | None) -> tuple[str, str | None, str]:
-    """The text of the file of tokenizer=hf, llama3 or gpt2, of a tokenizer_config.json beside it, and where it is.
+    """The text of the file of a tokenizer, of a tokenizer_config.json beside it, and where it is.
 
     The file is a tokenizer.json, or ranks as `tiktoken` reads them. Raises RequestError.
     """
     if path:
-        names = ["tokenizer.model"] if name == "llama3" else []  # ranks first: four times faster
+        names = [] if name == "hf" else ["tokenizer.model"]  # ranks first: four times faster
         file = _given(path, [*names, "tokenizer.json"])
     elif name == "llama3":
         file = _packaged() or _llama3_on_hub()

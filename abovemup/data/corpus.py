@@ -50,6 +50,7 @@ class Corpus:
     unigram_entropy: float
     _rows: Callable[[NDArray[np.int64]], NDArray[np.int64]]
     validation: Tensor
+    folder: Path | None = None  # of its shards and tokenizer
     bytes_per_token: float | None = None
     entropy_rate: float | None = None
 
@@ -84,7 +85,7 @@ class Corpus:
         raise RequestError(
             f"the run reads {samples * self.seq_len:,} tokens ({samples:,} windows of {self.seq_len}) and one pass "
             f"over the data has {self.windows * self.seq_len:,} ({self.windows:,} windows):\n"
-            "set fewer train.steps, give more data, or repeat it with data.allow_repeat=true"
+            "set fewer train.steps, or start a new run with more data or data.allow_repeat=true"
         )
 
 
@@ -92,7 +93,7 @@ def open_coder(experiment: Experiment, run: Path) -> Coder:
     """The tokenizer of a run, without its data. Raises RequestError when it is gone."""
     if experiment.data.name == "synthetic":
         return MarkovSource(experiment.data.states, experiment.data.branching)
-    return reopen(experiment.tokenizer, run)
+    return reopen(experiment.tokenizer.name, run)
 
 
 def open_corpus(experiment: Experiment, note: Note = print, amount: Amount | None = None) -> Corpus:
@@ -105,7 +106,7 @@ def open_corpus(experiment: Experiment, note: Note = print, amount: Amount | Non
     if experiment.data.name == "synthetic":
         return _synthetic(experiment)
     data, seq_len = experiment.data, experiment.train.seq_len
-    _, manifest, tokenizer, shards = _prepared(experiment, note, amount)
+    folder, manifest, tokenizer, shards = _prepared(experiment, note, amount)
     train, held_out = (TokenWindows(shards[split], seq_len) for split in SPLITS)
     tokens = min(experiment.eval.tokens, STDLIB_EVAL_TOKENS) if data.name == "stdlib" else experiment.eval.tokens
     choice = choose_windows(held_out, tokenizer.eot, tokens)
@@ -117,16 +118,25 @@ def open_corpus(experiment: Experiment, note: Note = print, amount: Amount | Non
     # Of the targets themselves, not of the split: windows of other documents hold up to a few percent more or less.
     size = tokenizer.count_bytes(rows[:, 1:]) / rows[:, 1:].size
     validation, entropy = torch.from_numpy(rows), manifest["unigram_entropy"]
-    return Corpus(data, seq_len, tokenizer, manifest, train.windows, entropy, train.rows, validation, size or None)
+    return Corpus(
+        data, seq_len, tokenizer, manifest, train.windows, entropy, train.rows, validation, folder, size or None
+    )
 
 
 def _prepared(experiment: Experiment, note: Note, amount: Amount | None) -> Prepared:
     """A local source whole, of a remote one what the run needs, or a folder that `abovemup data prepare` made."""
-    data, made_by, ids = experiment.data, Recipe(experiment.tokenizer), experiment.model.vocab_size
+    data, ids = experiment.data, experiment.model.vocab_size
+    if data.name == "shards":
+        return open_prepared(Path(data.path or "").expanduser())
+    made_by = Recipe(experiment.tokenizer)
     if (size := made_by.size) > ids:
         raise RequestError(f"the tokenizer has {size:,} ids and the model {ids:,}: set model.vocab_size={size} or more")
-    if data.name == "shards":
-        return open_prepared(Path(data.path or "").expanduser(), made_by)
+    if amount and experiment.train.tokens > amount.train and not data.allow_repeat:
+        more = by_hand(experiment, experiment.train.tokens + experiment.train.seq_len)
+        raise RequestError(
+            f"the order of the run's data is a permutation of the {amount.train:,} tokens it began with: it cannot be "
+            f"made longer.\nStart a new run of that length, or one on data=shards of: {more}"
+        )
     source = find_source(data)
     amount = amount or Amount(experiment.train.tokens + experiment.train.seq_len, experiment.eval.tokens + 1)
     job = Job(source, made_by, data.skip_bad, None if source.local else amount)

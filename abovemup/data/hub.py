@@ -1,21 +1,20 @@
-"""Data sets of the Hugging Face hub, streamed by `datasets`; a folder with the same layout is read the same way."""
+"""Data sets of the Hugging Face hub, streamed by `datasets`."""
 
 import functools
 import os
 import textwrap
 import time
-from pathlib import Path
 from typing import Any
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Data
-from abovemup.data.readers import TEXT_TYPES, BadRecords, Numbered, encode_text, no_column
-from abovemup.data.sources import Batches, Place, folder_state, numbered_batches
+from abovemup.data.readers import TEXT_TYPES, BadRecords, Numbered, no_column, text_of
+from abovemup.data.sources import Batches, Place, numbered_batches
 
 TRIES = 6
 TIMEOUT = 10.0  # seconds for the hub's first answer
 AGAIN = "Run the same again: it goes on where it was."
-COPY = "set data.repo= to a folder with its files and README.md"
+COPY = "copy its files here: data=text data.path="
 
 
 class Hub:
@@ -24,20 +23,18 @@ class Hub:
     local = False
 
     def __init__(self, data: Data) -> None:
-        if not data.repo:
-            raise RequestError("data=hub needs data.repo=: owner/name of a data set of the hub, or a folder like one")
-        folder = os.path.expanduser(data.repo)
-        self.folder = Path(folder).absolute() if os.path.isdir(folder) else None
         self.name: str = data.name
-        self.column, self.subset, self.split = data.column, data.subset, data.split
-        self.place = str(self.folder or data.repo)
+        self.place = data.repo or ""  # never: it is resolved
+        if os.path.isdir(os.path.expanduser(self.place)):  # which `datasets` would prefer to the hub's
+            raise RequestError(
+                f"data.repo={self.place} is a folder here: data=text data.path={self.place} reads its files"
+            )
+        self.column, self.subset, self.split, self.revision = data.column, data.subset, data.split, data.revision
         self.title = " ".join(filter(None, (self.place, self.subset)))
-        self.revision = None if self.folder else data.revision
         self.commit: str | None = None
 
     def identity(self) -> dict[str, Any]:
-        about = {key: getattr(self, key) for key in ("place", "subset", "split", "revision", "column")}
-        return about | ({"folder": folder_state(self.folder)} if self.folder else {})
+        return {key: getattr(self, key) for key in ("place", "subset", "split", "revision", "column")}
 
     def describe(self) -> dict[str, Any]:
         return {"commit": self.commit}
@@ -45,8 +42,8 @@ class Hub:
     def batches(self, bad: BadRecords, start: Place | None = None) -> Batches:
         _quieten()
         try:
-            if not self.folder:  # a missing network is noticed here, where nothing is tried again and again
-                self.commit = self._commit(start["commit"] if start else self.revision)
+            # A missing network is noticed here, where nothing is tried again and again.
+            self.commit = self._commit(start["commit"] if start else self.revision)
             stream, names = self._stream()
             read = functools.partial(self._read, stream, names, bad)
             yield from numbered_batches(read, len(names), start, {"commit": self.commit})
@@ -62,9 +59,12 @@ class Hub:
                 rows = rows.reshard()
             for row in rows.skip(record):
                 record += 1
-                if self.column not in row:
-                    raise ValueError(no_column(self.column, row))
-                yield record, encode_text(row[self.column] or "")
+                try:
+                    yield record, text_of(row, self.column)
+                except ValueError as error:
+                    bad(f"{names[file]}:{record}", str(error))
+        except RequestError:
+            raise
         except Exception as error:  # of any library that unpacks or parses
             if self._explained(error) or getattr(error, "errno", None) is not None:
                 raise
@@ -96,8 +96,10 @@ class Hub:
         if (types := stream.features) is not None:
             if self.column not in types:
                 raise RequestError(f"{self.title}: {no_column(self.column, types)}")
-            if (kind := getattr(types[self.column], "dtype", "string")) not in TEXT_TYPES:
-                raise RequestError(f"{self.title}: column '{self.column}' holds {kind} (choose with data.column=)")
+            if (kind := getattr(types[self.column], "dtype", types[self.column])) not in TEXT_TYPES:
+                raise RequestError(
+                    f"{self.title}: column '{self.column}' holds {kind}, not text (choose with data.column=)"
+                )
         if parquet:  # the other columns may differ from file to file, and are not fetched
             config.on_bad_files, config.columns = "error", [self.column]
             stream = builder.as_streaming_dataset(self.split)
@@ -114,13 +116,13 @@ class Hub:
             (errors.OfflineModeIsEnabled, f"is on the hub, and HF_HUB_OFFLINE is set: unset it, or {COPY}"),
             (errors.GatedRepoError, f"is gated: accept its terms at {page}\nand set HF_TOKEN to a token of yours"),
             (errors.RevisionNotFoundError, f"has no branch, tag or commit data.revision={self.revision}"),
-            (errors.RepositoryNotFoundError, f"is no folder, and no data set on {hub} (a private one needs HF_TOKEN)"),
+            (errors.RepositoryNotFoundError, f"is no data set on {hub} (a private one needs HF_TOKEN)"),
         ):
             if isinstance(error, kind) or (kind is errors.GatedRepoError and "gated dataset" in said):
                 return RequestError(f"{repo} {reason}")
         if any(getattr(getattr(e, "response", None), "status_code", 0) == 429 for e in (error, error.__cause__)):
             return RunFailed(f"{hub} refuses for now: too many requests (HF_TOKEN raises the limit). {AGAIN}")
-        if isinstance(error, (errors.HTTPError, ConnectionError, TimeoutError)) and not self.folder:
+        if isinstance(error, (errors.HTTPError, ConnectionError, TimeoutError)):
             return RunFailed(f"{repo}: no connection to {hub} ({said})\n{AGAIN} Without a network, {COPY}")
         return None
 

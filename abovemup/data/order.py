@@ -31,12 +31,7 @@ def key(*parts: int) -> np.uint64:
 
 
 def permute(index: NDArray[np.int64], size: int, *keys: int) -> NDArray[np.int64]:
-    """Where each index of 0..size-1 goes in the permutation that the keys choose. Same shape, no memory.
-
-    Raises ValueError for an index outside of 0..size-1.
-    """
-    if index.size and (index.min() < 0 or index.max() >= size):
-        raise ValueError(f"an index is outside of 0..{size - 1}")
+    """Where each index of 0..size-1 goes in the permutation that the keys choose. Same shape, no memory."""
     side = math.isqrt(size - 1) + 1
     rounds = _round_keys(keys)
     out = _feistel(index.astype(np.uint64), np.uint64(side), rounds)

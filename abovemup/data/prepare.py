@@ -29,13 +29,13 @@ from abovemup.config.io import write_whole
 from abovemup.config.site import cache_folder
 from abovemup.data.progress import SPLITS, Job, Note, Watch, tokenise
 from abovemup.data.readers import BadRecords
-from abovemup.data.recipe import SAMPLE, SAMPLED, Recipe, text_hash, train_bpe
-from abovemup.data.shards import open_shards, read_manifest, read_record, sealed
+from abovemup.data.recipe import SAMPLE, SAMPLED, reopen, train_bpe
+from abovemup.data.shards import find_flaws, open_shards, read_manifest, read_record, sealed
 from abovemup.data.sources import Document, hash64
 from abovemup.data.split import Split, blind_split, documents, make_split
 from abovemup.data.tokenizer import Tokenizer
 
-FORMAT = 2
+FORMAT = 3
 PROGRESS = 10.0  # seconds between lines
 ELSEWHERE = "Choose another --out, or remove it."
 
@@ -85,7 +85,7 @@ def prepared(job: Job, note: Note, watch: Watch | None = None) -> Prepared:
             if found := _found(folder, key, job, note):  # another process has made it while we waited
                 return found
             _prepare(folder, key, job, note, watch or _lines(note))
-        return open_prepared(folder, job.recipe)
+        return open_prepared(folder)
 
 
 def _locked(path: Path, note: Note) -> contextlib.AbstractContextManager[object]:
@@ -98,18 +98,16 @@ def _locked(path: Path, note: Note) -> contextlib.AbstractContextManager[object]
     return lock.acquire()
 
 
-def open_prepared(folder: Path, recipe: Recipe) -> Prepared:
+def open_prepared(folder: Path) -> Prepared:
     """Raises RequestError that says what is not as it was written: the manifest, a shard or the tokenizer."""
     try:
         manifest = read_manifest(folder)
+        for flaw in find_flaws(folder, manifest):
+            raise ValueError(flaw)
         shards = {split: open_shards(folder, manifest[split]["shards"], manifest["dtype"]) for split in SPLITS}
-        made = manifest["tokenizer"]
-        text = (folder / made["file"]).read_text("utf-8") if recipe.trained else recipe.text
-        if text_hash(text) != made["hash"]:
-            raise ValueError(f"{made['file'] or 'the tokenizer'} is not the one the tokens were made with")
+        return Prepared(folder, manifest, reopen(manifest["tokenizer"]["name"], folder), shards)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{folder}: {error}") from error
-    return Prepared(folder, manifest, recipe.load(text), shards)
 
 
 def _found(folder: Path, key: str, job: Job, note: Note) -> Prepared | None:
@@ -117,7 +115,7 @@ def _found(folder: Path, key: str, job: Job, note: Note) -> Prepared | None:
     if not os.path.lexists(folder) or not any(folder.iterdir()):
         return None
     try:
-        found = open_prepared(folder, job.recipe)
+        found = open_prepared(folder)
     except RequestError as error:
         if job.out is None:
             note(f"data: what was prepared is damaged: {error}: made again")
@@ -135,16 +133,11 @@ def _prepare(folder: Path, key: str, job: Job, note: Note, watch: Watch) -> None
     part = folder.with_name(f"{folder.name}.part")
     if part.exists() and any(part.iterdir()) and not any(part.glob("plan.json*")):
         raise RequestError(f"{part} is where it would be made, and holds something else.\n{ELSEWHERE}")
-    if not job.source.local and Path(job.source.place).resolve() in folder.resolve().parents:
-        raise RequestError(f"{folder} is inside of the source, which may not change: choose another --out")
     plan = read_record(part / "plan.json")
     if plan.get("key") != key:
         plan = {"key": key, **_plan(part, job, note)}
         write_whole(part / "plan.json", json.dumps(plan))
-    if job.recipe.trained:
-        job.recipe.load((part / plan["tokenizer"]["file"]).read_text("utf-8"))
-    split = Split(**plan["split"])
-    manifest = tokenise(part, job, split, note, watch)
+    manifest = tokenise(part, job, reopen(job.recipe.name, part), Split(**plan["split"]), note, watch)
     if key_of(job) != key:
         shutil.rmtree(part)
         raise RequestError(f"{job.source.place} was changed while it was read: start again")
@@ -162,32 +155,31 @@ def _prepare(folder: Path, key: str, job: Job, note: Note, watch: Watch) -> None
 def _plan(part: Path, job: Job, note: Note) -> dict[str, Any]:
     """How the source is split, and its tokenizer, whose file is put into the folder."""
     source, recipe, bad = job.source, job.recipe, BadRecords(job.skip_bad)
-    split = make_split(source, bad) if source.local else blind_split(job.amount)
+    split = make_split(source, bad) if source.local else blind_split()
     known = f": {split.documents:,} documents, {split.bytes / 1e6:,.1f} MB" if source.local else ""
     note(f"data: {source.title}{known}")
     if split.piece:
         note(f"data: few documents: long ones are cut at line ends into pieces of {split.piece:,} bytes")
     # All cores, unless the user said otherwise; said, because the library warns of later forks else.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    started = time.monotonic()
+    started, trained = time.monotonic(), ""
     if recipe.trained:
         sample = _sample(split.assign(documents(source, BadRecords(job.skip_bad))), split)
-        size = recipe.load(train_bpe(sample, recipe.size)).size
-        note(f"data: trained a BPE of {size:,} ids in {time.monotonic() - started:.1f} s")
-        if size < recipe.size:
-            note(f"data: the text is too small for the {recipe.size:,} ids that were asked")
-    file = "" if not recipe.text else "tokenizer.json" if recipe.text.lstrip()[:1] == "{" else "tokenizer.model"
+        trained = train_bpe(sample, recipe.size)
+    took = time.monotonic() - started
     part.mkdir(exist_ok=True)
     write_whole(part / "plan.json", "")  # first: by it the folder is known as ours
     for left in part.iterdir():
         if left.name != "plan.json":
             left.unlink()
-    for name, text in ((file, recipe.text), ("tokenizer_config.json", recipe.config)):
-        if name and text:
-            write_whole(part / name, text)
-    tokenizer = recipe.load(recipe.text)
-    made = {"vocab_size": recipe.size, **recipe.identity, "size": tokenizer.size, "eot": tokenizer.eot}
-    return {"split": asdict(split), "tokenizer": made | {"hash": text_hash(recipe.text), "file": file}}
+    kept = recipe.keep(part, trained)
+    tokenizer = reopen(recipe.name, part)
+    if recipe.trained:
+        note(f"data: trained a BPE of {tokenizer.size:,} ids in {took:.1f} s")
+    if tokenizer.size < recipe.size:
+        note(f"data: the text is too small for the {recipe.size:,} ids that were asked")
+    made = {"vocab_size": recipe.size, **recipe.identity, "size": tokenizer.size, "eot": tokenizer.eot, **kept}
+    return {"split": asdict(split), "tokenizer": made}
 
 
 def _sample(items: Iterator[tuple[Document, bool]], split: Split) -> Iterator[str]:

@@ -24,6 +24,7 @@ from abovemup.data.split import Amount, Split
 from abovemup.data.tokenizer import Tokenizer
 
 SAVE = 2.0  # seconds between two records of how far it is
+HELD_OUT = 2**18  # tokens of what is read from far away, from which a validation set is chosen; or twice its size
 SPLITS = ("train", "validation")
 
 Note = Callable[[str], None]
@@ -54,8 +55,11 @@ class _Batch(NamedTuple):
 class _Corpus:
     """The shards of both splits while they are written, from where an earlier process was (`progress.json`)."""
 
-    def __init__(self, part: Path, tokenizer: Tokenizer, amount: Amount | None) -> None:
-        self.part, self.amount, self.saved = part, amount, read_record(part / "progress.json")
+    def __init__(self, part: Path, job: Job, tokenizer: Tokenizer) -> None:
+        self.part, self.local, self.saved = part, job.source.local, read_record(part / "progress.json")
+        self.amount = job.amount
+        if job.amount and not self.local:
+            self.amount = Amount(job.amount.train, max(HELD_OUT, 2 * job.amount.validation))
         self.writers = [ShardWriter(part, s, tokenizer.size, tokenizer.eot, self.saved.get(s)) for s in SPLITS]
 
     def tokens(self) -> tuple[int, ...]:
@@ -71,13 +75,16 @@ class _Corpus:
         return self.amount is not None and all(have >= n for have, n in zip(self.tokens(), self.amount, strict=True))
 
     def append(self, tokens: Encoded, batch: _Batch) -> None:
-        """Of an amount, the documents that begin before it is reached: the same ones, however batches are cut."""
+        """Of an amount, the documents that begin before it is reached: the same ones, however batches are cut.
+
+        Of what is read from far away those held out are the first ones, however many train tokens were asked for.
+        """
         masks = ~batch.validation, batch.validation
         if self.amount:
             owns = [np.where(mask, tokens.lengths, 0) for mask in masks]
             before = [have + np.cumsum(own) - own for have, own in zip(self.tokens(), owns, strict=True)]
             needed = before[0] < self.amount.train
-            masks = masks[0] & needed, masks[1] & (needed | (before[1] < self.amount.validation))
+            masks = masks[0] & needed, masks[1] & ((before[1] < self.amount.validation) | (needed & self.local))
         for mask, writer in zip(masks, self.writers, strict=True):
             writer.write(tokens.ids[np.repeat(mask, tokens.lengths)], int(batch.sizes[mask].sum()))
 
@@ -96,11 +103,11 @@ class _Corpus:
         }
 
 
-def tokenise(part: Path, job: Job, split: Split, note: Note, watch: Watch) -> dict[str, Any]:
+def tokenise(part: Path, job: Job, tokenizer: Tokenizer, split: Split, note: Note, watch: Watch) -> dict[str, Any]:
     """Writes the shards into the folder `part`. Returns what the manifest says of them and of the source."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # here: the threads are ours
-    source, amount, tokenizer = job.source, job.amount, job.recipe.load(job.recipe.text)
-    corpus, bad = _Corpus(part, tokenizer, amount), BadRecords(job.skip_bad)
+    source, amount = job.source, job.amount
+    corpus, bad = _Corpus(part, job, tokenizer), BadRecords(job.skip_bad)
     bad.count, bad.first = seen = corpus.saved.get("bad", (0, ""))
     if corpus.saved:
         note(f"data: goes on where it was stopped, after {corpus.total('tokens'):,} tokens")

@@ -46,15 +46,15 @@ class BadRecords:
         self.first = self.first or f"{where}: {reason}"
 
 
-def existing(key: str, value: str | Path) -> Path:
-    """The file or folder that a setting names. Raises RequestError for none, and for a pipe, which would hang."""
+def existing(value: str) -> Path:
+    """The file or folder that data.path names. Raises RequestError for none, and for a pipe, which would hang."""
     try:
         path = Path(value).expanduser()
         mode = path.stat().st_mode
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~name of nobody
-        raise RequestError(f"{key}={value}: {getattr(error, 'strerror', None) or error}") from error
+        raise RequestError(f"data.path={value}: {getattr(error, 'strerror', None) or error}") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise RequestError(f"{key}={value} is neither a regular file nor a folder")
+        raise RequestError(f"data.path={value} is neither a regular file nor a folder")
     return path
 
 
@@ -99,17 +99,18 @@ def _unpacked(chunks: Iterable[bytes], suffix: str) -> Iterator[bytes]:
 
     zstd = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
     frames: dict[str, Callable[[], Any]] = {".gz": lambda: zlib.decompressobj(wbits=31), ".zst": zstd, ".zstd": zstd}
-    frame = None
+    if suffix not in frames:
+        yield from chunks
+        return
+    frame, ended = None, False
     for chunk in chunks:
-        if suffix not in frames:
-            yield chunk
-            continue
-        while chunk:
-            frame = frame or frames[suffix]()
+        # What is behind a member and zero is padding, as to Python's gzip.
+        while chunk := chunk.lstrip(b"\0") if ended and suffix == ".gz" else chunk:
+            frame = frames[suffix]() if ended or frame is None else frame
             yield frame.decompress(chunk)
-            chunk, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame:
-        raise EOFError("it ends in the middle")
+            chunk, ended = frame.unused_data, frame.eof
+    if not ended:
+        raise EOFError("it ends in the middle" if frame else "it is empty: fetch it again")
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -134,6 +135,11 @@ def _text(line: bytes, column: str) -> bytes:
         raise ValueError(f"not JSON ({error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"a JSON {type(record).__name__}, not an object with the text in a field")
+    return text_of(record, column)
+
+
+def text_of(record: dict[str, Any], column: str) -> bytes:
+    """The text in a field of a record. Raises ValueError when there is none, or something else in it."""
     if column not in record:
         raise ValueError(no_column(column, record))
     text = record[column]
@@ -152,7 +158,7 @@ def _parquet(path: Path, column: str, bad: BadRecords, start: int) -> Numbered:
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             kind = file.schema_arrow.field(column).type if column in names else None
-            if str(getattr(kind, "value_type", kind)) not in TEXT_TYPES:  # of the values, in a dictionary of them
+            if str(kind.value_type if isinstance(kind, pyarrow.DictionaryType) else kind) not in TEXT_TYPES:
                 holds = f"column '{column}' holds {kind}, not text (choose with data.column=)"
                 bad(f"{path}:1", no_column(column, names) if kind is None else holds)
                 return

@@ -11,6 +11,7 @@ from typing import Any
 
 from abovemup.config import schema
 from abovemup.config.errors import RequestError
+from abovemup.config.io import write_whole
 from abovemup.config.tokenizer_file import read_tokenizer
 from abovemup.data.tokenizer import END_OF_TEXT, ByteTokenizer, FastTokenizer, TiktokenTokenizer, Tokenizer
 
@@ -34,12 +35,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
     """A byte-level BPE with GPT-2's pattern as the text of a tokenizer.json: 256 bytes, merges, end of text last.
 
     The same texts give the same bytes, whatever the number of threads. A small text gives fewer than `vocab_size`
-    ids. Raises RequestError below 257.
+    ids, which are at least 257.
     """
-    if vocab_size < 257:
-        raise RequestError(
-            f"tokenizer.vocab_size={vocab_size}: a byte-level BPE needs at least 257 (256 bytes, end of text)"
-        )
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     inner = Tokenizer(models.BPE())
@@ -52,26 +49,26 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
     return str(inner.to_str())
 
 
-def load_fast(text: str, cuttable: bool, config: str | None = None, place: str = "tokenizer.json") -> FastTokenizer:
+def load_fast(text: str, trained: bool, config: str | None = None) -> FastTokenizer:
     """A tokenizer of the text of its tokenizer.json. Raises RequestError when it is none or has no end of text."""
     from tokenizers import Tokenizer
 
     try:
         inner = Tokenizer.from_str(text)
     except Exception as error:  # the library raises plain Exception
-        raise RequestError(f"{place} is not a tokenizer.json: {error}") from error
+        raise RequestError(f"is not a tokenizer.json: {error}") from error
     named = json.loads(config).get("eos_token") if config else None
     named = named.get("content") if isinstance(named, dict) else named
     for name in (*END_NAMES, named):
         if name and (eot := inner.token_to_id(name)) is not None:
-            return FastTokenizer(inner, eot, text if cuttable else "")
+            return FastTokenizer(inner, eot, trained)
     raise RequestError(
-        f"{place} has no end-of-text token ({', '.join(END_NAMES)}): add one of these, "
+        f"has no end-of-text token ({', '.join(END_NAMES)}): add one of these, "
         "or name its own as eos_token in a tokenizer_config.json beside it"
     )
 
 
-def load_ranks(name: str, text: str, place: str) -> TiktokenTokenizer:
+def load_ranks(name: str, text: str) -> TiktokenTokenizer:
     """GPT-2's or Llama 3's tokenizer of its ranks: lines of a token in base64 and its rank. Raises RequestError."""
     from tiktoken import Encoding
 
@@ -82,10 +79,10 @@ def load_ranks(name: str, text: str, place: str) -> TiktokenTokenizer:
         inner = Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=ids)
         return TiktokenTokenizer(inner, next(ids[end] for end in END_NAMES if end in ids))
     except (ValueError, KeyError) as error:  # KeyError: a rank is missing
-        raise RequestError(f"{place} holds no ranks of tokenizer={name}: {error}") from error
+        raise RequestError(f"holds no ranks of tokenizer={name}: {error}") from error
 
 
-def load_trained(text: str, place: str = "tokenizer.json") -> Tokenizer:
+def load_trained(text: str) -> Tokenizer:
     """A BPE of `train_bpe`, encoded by `tiktoken`, which is several times faster, where that gives the same ids.
 
     `tokenizers` joins the neighbours x, y of the earliest merge, `tiktoken` those whose joint xy is the earliest token.
@@ -95,7 +92,7 @@ def load_trained(text: str, place: str = "tokenizer.json") -> Tokenizer:
     """
     from tiktoken import Encoding
 
-    fast = load_fast(text, True, place=place)
+    fast = load_fast(text, True)
     model, tokenize = json.loads(text)["model"], fast.inner.model.tokenize
     vocab, made = model["vocab"], [model["vocab"][x + y] for x, y in model["merges"]]
     in_order = made == sorted(set(made)) == list(range(256, len(vocab)))
@@ -106,59 +103,65 @@ def load_trained(text: str, place: str = "tokenizer.json") -> Tokenizer:
     byte = {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(others)}
     ranks = {bytes(byte[character] for character in token): i for token, i in vocab.items()}
     inner = Encoding("bpe", pat_str=RANKED["gpt2"][0], mergeable_ranks=ranks, special_tokens={END_OF_TEXT: fast.eot})
-    return TiktokenTokenizer(inner, fast.eot, text)
+    return TiktokenTokenizer(inner, fast.eot)
 
 
 class Recipe:
-    """What makes the tokenizer, known before any text is read: enough to name a corpus. Plain data when pickled."""
+    """What makes the tokenizer, known before any text is read: enough to name a corpus."""
 
     def __init__(self, tokenizer: schema.Tokenizer) -> None:
         """Raises RequestError for a tokenizer that is not there or is none."""
         self.name, self.trained = tokenizer.name, tokenizer.name == "bpe"  # trained: on the text itself
         self.identity: dict[str, Any] = {"name": tokenizer.name}
-        self.text, self.place = "", "tokenizer.json"  # of its file; of a trained one once it is loaded
-        self.config: str | None = None  # the text of tokenizer_config.json
+        self.text, self.config = "", None  # of its file, and of tokenizer_config.json
         if self.trained:
             sample, library = [SAMPLE, SAMPLED], version("tokenizers")
             self.identity |= {"vocab_size": tokenizer.vocab_size, "sample": sample, "tokenizers": library}
             self.size = tokenizer.vocab_size  # asked for: a small text gives fewer
             return
+        place = ""
         if self.name != "byte":
-            self.text, self.config, self.place = read_tokenizer(self.name, tokenizer.path)
+            self.text, self.config, place = read_tokenizer(self.name, tokenizer.path)
             self.identity |= {"hash": text_hash(self.text), "config": text_hash(self.config or "")}
-        self.size = self.load().size
+        self.size = _load(self.name, self.text, self.config, place).size
         if self.size != tokenizer.vocab_size and self.name in RANKED:
             what = f"has {self.size:,} ids and tokenizer={self.name} {tokenizer.vocab_size:,}"
-            raise RequestError(f"{self.place} {what}: tokenizer=hf reads any tokenizer.json")
+            raise RequestError(f"{place} {what}: tokenizer=hf reads any tokenizer.json")
 
-    def load(self, trained: str = "") -> Tokenizer:
-        """The tokenizer; `trained` is the tokenizer.json of a trained one."""
-        self.text = trained if self.trained else self.text
-        return _loaded(self.name, self.text, self.place, self.config)
+    def keep(self, folder: Path, trained: str = "") -> dict[str, str]:
+        """Put its file into a folder, from which `reopen` reads it; `trained` is that of one that is trained.
+
+        Returns the file's name and hash, as a manifest has them.
+        """
+        text = self.text or trained
+        file = "" if not text else "tokenizer.json" if text.lstrip()[:1] == "{" else "tokenizer.model"
+        for name, content in ((file, text), ("tokenizer_config.json", self.config)):
+            if name and content:
+                write_whole(folder / name, content)
+        return {"hash": text_hash(text), "file": file}
+
+
+def _load(name: str, text: str, config: str | None, place: str) -> Tokenizer:
+    try:
+        return _loaded(name, text, config)
+    except RequestError as error:
+        raise RequestError(f"{place} {error}") from error
 
 
 @functools.lru_cache(maxsize=1)
-def _loaded(name: str, text: str, place: str, config: str | None) -> Tokenizer:
+def _loaded(name: str, text: str, config: str | None) -> Tokenizer:
     if name == "byte":
         return ByteTokenizer()
     if name == "bpe":
-        return load_trained(text, place)
+        return load_trained(text)
     if name in RANKED and not text.lstrip().startswith("{"):
-        return load_ranks(name, text, place)
-    return load_fast(text, False, config, place)
+        return load_ranks(name, text)
+    return load_fast(text, False, config)
 
 
-def keep(tokenizer: object, run: Path) -> None:
-    """Put a tokenizer that was trained here into its run's folder: the data it comes from may change or go."""
-    if isinstance(tokenizer, FastTokenizer | TiktokenTokenizer) and tokenizer.trained:
-        (run / "tokenizer.json").write_text(tokenizer.trained, encoding="utf-8")
-
-
-def reopen(tokenizer: schema.Tokenizer, run: Path) -> Tokenizer:
-    """The tokenizer that a run was trained with. Raises RequestError when it is gone."""
-    if tokenizer.name == "bpe":
-        return load_trained(read_tokenizer("hf", str(run))[0], str(run / "tokenizer.json"))
-    return Recipe(tokenizer).load()
+def reopen(name: str, folder: Path) -> Tokenizer:
+    """The tokenizer whose file is kept in the folder of a corpus or a run. Raises RequestError when it is gone."""
+    return _load(name, *(("", None, "") if name == "byte" else read_tokenizer(name, str(folder))))
 
 
 def text_hash(text: str) -> str:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from abovemup.config.errors import RequestError
+from abovemup.config.io import sha256
 
 SHARD_TOKENS = 100_000_000
 AT_ONCE = 2**20
@@ -68,7 +69,7 @@ class ShardWriter:
         """Flushes to the disk."""
         if path := self._unfinished():
             self.sync()
-            self.entries[-1] |= {"sha256": _sha256(path), "edges": _edges(path)}
+            self.entries[-1] |= {"sha256": sha256(path), "edges": _edges(path)}
         return self.entries
 
     def _unfinished(self) -> Path | None:
@@ -94,39 +95,31 @@ def _edges(path: Path) -> str:
         return hashlib.sha256(first + file.read()).hexdigest()[:16]
 
 
-def _flaw(folder: Path, entry: Entry, dtype: str) -> str | None:
-    """What is wrong with a shard, by its size and edges; None if nothing is."""
-    path, length = folder / entry["file"], entry["tokens"] * np.dtype(dtype).itemsize
-    if not path.is_file():
-        return f"{path.name} is missing"
-    if path.stat().st_size != length:
-        return f"{path.name} has {path.stat().st_size} bytes, not {length}"
-    if _edges(path) != entry["edges"]:
-        return f"{path.name} is another than was written (edited, or of another corpus)"
-    return None
-
-
 def flaws(folder: Path) -> list[str]:
     """Every file that is not what was written, every byte being read; or what is wrong with the manifest."""
-    found = []
+    found: list[str] = []
     try:
-        manifest = read_manifest(folder)
-        for entry in manifest["train"]["shards"] + manifest["validation"]["shards"]:
-            if what := _flaw(folder, entry, manifest["dtype"]):
-                found.append(what)
-            elif _sha256(folder / entry["file"]) != entry["sha256"]:
-                found.append(f"{entry['file']} has another checksum than when it was written")
-        made = manifest["tokenizer"]
-        if made["file"] and _sha256(folder / made["file"]) != made["hash"]:
-            found.append(f"{made['file']} is not the one the tokens were made with")
+        found.extend(find_flaws(folder, read_manifest(folder), whole=True))
     except (OSError, ValueError, KeyError, TypeError) as error:
         found.append(str(error))
     return found
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def find_flaws(folder: Path, manifest: dict[str, Any], whole: bool = False) -> Iterator[str]:
+    """What is wrong with shards, by their sizes and edges or all of their bytes (`whole`), and with the tokenizer."""
+    for entry in manifest["train"]["shards"] + manifest["validation"]["shards"]:
+        path, length = folder / entry["file"], entry["tokens"] * np.dtype(manifest["dtype"]).itemsize
+        if not path.is_file():
+            yield f"{path.name} is missing"
+        elif path.stat().st_size != length:
+            yield f"{path.name} has {path.stat().st_size} bytes, not {length}"
+        elif _edges(path) != entry["edges"]:
+            yield f"{path.name} is another than was written (edited, or of another corpus)"
+        elif whole and sha256(path) != entry["sha256"]:
+            yield f"{path.name} has another checksum than when it was written"
+    made = manifest["tokenizer"]
+    if made["file"] and sha256(folder / made["file"]) != made["hash"]:
+        yield f"{made['file']} is not the one the tokens were made with"
 
 
 def total(entries: list[Entry], what: str) -> int:
@@ -134,10 +127,8 @@ def total(entries: list[Entry], what: str) -> int:
 
 
 def open_shards(folder: Path, entries: list[Entry], dtype: str) -> list[NDArray[Any]]:
-    """Memory-maps the shards of one split. Raises ValueError that names a shard that is not what was written."""
+    """Memory-maps the shards of one split."""
     kind = np.dtype(dtype).newbyteorder("<")
-    if found := next(filter(None, (_flaw(folder, entry, dtype) for entry in entries)), None):
-        raise ValueError(found)
     return [np.asarray(np.memmap(folder / entry["file"], kind, "r")) for entry in entries]
 
 

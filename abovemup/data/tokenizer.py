@@ -41,11 +41,11 @@ class ByteTokenizer:
 class FastTokenizer:
     """A tokenizer.json of the `tokenizers` library. Bytes that are not UTF-8 are read as U+FFFD.
 
-    `trained` is the text of one that was trained here: byte-level BPE with GPT-2's pattern, so that a long text may be
-    encoded in pieces (`cut_text`) and gives the same ids.
+    `trained`: it was trained here. It is a byte-level BPE with GPT-2's pattern, so that a long text may be encoded in
+    pieces (`cut_text`) and gives the same ids.
     """
 
-    def __init__(self, inner: "tokenizers.Tokenizer", eot: int, trained: str = "") -> None:
+    def __init__(self, inner: "tokenizers.Tokenizer", eot: int, trained: bool) -> None:
         inner.no_truncation()
         inner.no_padding()
         inner.encode_special_tokens = True
@@ -83,8 +83,8 @@ class FastTokenizer:
 class TiktokenTokenizer:
     """Ranks of the `tiktoken` library (GPT-2, Llama 3, ours). Bytes that are not UTF-8 are read as U+FFFD."""
 
-    def __init__(self, inner: "tiktoken.Encoding", eot: int, trained: str = "") -> None:
-        self.inner, self.eot, self.size, self.trained = inner, eot, inner.n_vocab, trained
+    def __init__(self, inner: "tiktoken.Encoding", eot: int) -> None:
+        self.inner, self.eot, self.size = inner, eot, inner.n_vocab
         self.lengths = np.array([len(inner.decode_single_token_bytes(i)) for i in range(self.size)])
         self.lengths[eot] = 0
 

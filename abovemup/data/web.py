@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Data
-from abovemup.data.readers import CHUNK, BadRecords, Numbered, existing, json_lines, read_documents
-from abovemup.data.sources import Batches, Place, folder_state, hash64, numbered_batches
+from abovemup.data.readers import CHUNK, BadRecords, Numbered, json_lines
+from abovemup.data.sources import Batches, Place, hash64, numbered_batches
 
 if TYPE_CHECKING:
     import httpx
@@ -30,7 +30,7 @@ TIMEOUT = 30.0  # seconds without an answer or a byte
 class NemotronCC:
     """The chosen files in an order by hash: the first of them are a fair sample of all parts and years.
 
-    Raises RequestError for a subset that is not one, and for a folder that is not there.
+    Raises RequestError for a subset that is not one, and for a place that is no address.
     """
 
     name, title, local = "nemotron_cc", "Nemotron-CC", False
@@ -41,15 +41,15 @@ class NemotronCC:
             if not (parts := fnmatch.filter(PARTS, asked)):
                 raise RequestError(f"data.subset={asked} is no part of Nemotron-CC; it has {', '.join(PARTS)}")
             chosen.update(parts)
-        self.parts, url = sorted(chosen), data.url or ""
-        self.folder = None if url.startswith(("http://", "https://")) else existing("data.url", url)
-        self.place = str(self.folder or f"{url.rstrip('/')}/")
-        self.column = data.column
+        self.parts, self.column, self.place = sorted(chosen), data.column, f"{(data.url or '').rstrip('/')}/"
+        if not self.place.startswith(("http://", "https://")):
+            raise RequestError(
+                f"data.url={data.url} is no http address: data=text data.path= reads files that are here"
+            )
         self.found: dict[str, Any] = {}
 
     def identity(self) -> dict[str, Any]:
-        about = {"place": self.place, "parts": self.parts, "column": self.column}
-        return about | ({"folder": folder_state(self.folder)} if self.folder else {})
+        return {"place": self.place, "parts": self.parts, "column": self.column}
 
     def describe(self) -> dict[str, Any]:
         return self.found
@@ -66,8 +66,6 @@ class NemotronCC:
             self.found = {"list": version, "files": len(paths)}
 
             def read(file: int, record: int) -> Numbered:
-                if self.folder:
-                    return read_documents(self.folder / paths[file], self.column, bad, record)
                 chunks = download(client, self.place + paths[file])
                 return json_lines(chunks, ".zstd", self.place + paths[file], self.column, bad, record)
 
@@ -76,12 +74,10 @@ class NemotronCC:
     def _list(self, client: "httpx.Client") -> bytes:
         import httpx
 
-        if self.folder:
-            return existing("data.url", self.folder / LIST).read_bytes()
         try:
             client.head(self.place)
         except httpx.TransportError as error:
-            fix = "connect, or set data.url= to a folder that holds its files"
+            fix = "connect, or read files that are here by data=text data.path="
             raise RunFailed(f"cannot reach {self.place} ({error}): {fix}") from error
         return b"".join(download(client, self.place + LIST))
 
@@ -110,15 +106,18 @@ def download(client: "httpx.Client", url: str) -> Iterator[bytes]:
                 if answer.status_code in BUSY:
                     reason = f"HTTP {answer.status_code}"
                     asked = answer.headers.get("Retry-After", "")
-                elif answer.status_code != (206 if at else 200):
+                elif answer.status_code not in (200, 206 if at else 200):
                     raise RequestError(f"{url}: HTTP {answer.status_code} {answer.reason_phrase}; see data.url")
                 elif at and answer.headers.get("ETag", "") != tag:
                     raise RunFailed(f"{url} was changed while it was read: start again")
                 else:
                     tag = answer.headers.get("ETag", "")
+                    here = at if answer.status_code == 206 else 0  # a server without ranges gives all of it again
                     for chunk in answer.iter_raw(CHUNK):
-                        at, failed = at + len(chunk), 0
-                        yield chunk
+                        here += len(chunk)
+                        if here > at:
+                            yield chunk[at - here :]
+                            at, failed = here, 0
                     return
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__

@@ -9,13 +9,12 @@ from abovemup.config.cadence import due, parse_tokens
 from abovemup.config.compose import compose
 from abovemup.config.conf import defaults
 from abovemup.config.errors import RequestError
-from abovemup.config.numbers import parse_float
 from abovemup.config.schema import Experiment, NormName
 from abovemup.config.values import shown
 from abovemup.optim.routing import Route
 from abovemup.studies import budget as budgets
 from abovemup.studies.axes import Axes, Named, Settings, grid, typed, values
-from abovemup.studies.budget import Budget, numbers
+from abovemup.studies.budget import Budget, numbers, sequences
 from abovemup.studies.cells import Cell, cell
 from abovemup.training.routes import table
 
@@ -65,9 +64,16 @@ class Point:
 def load(name: str, overrides: list[str], config_dir: Path | None, budget: str = "pocket") -> Ablation:
     """The ablation at a budget, with what was typed: a key of an axis replaces it, another with several values is one
     more axis of arms, with one it is set in every cell. RequestError."""
+    limits, asked = budgets.load(budget, config_dir), typed(overrides)
     with budgets.reading("ablation", name, config_dir, _EXPECTED) as tree:
-        limits, asked = budgets.load(budget, config_dir), typed(overrides)
-        ablation = _read(tree, limits, config_dir, asked.get("train.seq_len"))
+        if odd := {*(tree.get("budgets") or ())} - {*budgets.files("budget", config_dir)}:
+            raise RequestError(f"there is no budget {min(odd)}.")
+        ablation, batch = _read(tree, limits, config_dir)
+    seq_len = asked.get("train.seq_len", ablation.fixed["train.seq_len"])
+    ablation.axes.setdefault(_BATCH, sequences(batch, values("train.seq_len", seq_len)[0]))
+    for axis in ablation.axes:
+        if len({asked[key] for key in axis.split(",") if key in asked}) > 1:
+            raise RequestError(f"{' and '.join(axis.split(','))} go together here: type one of them, it sets both.")
     for key, text in asked.items():
         _set(ablation, key, values(key, text, config_dir), text)
     if "data" in ablation.axes and "data.path" in ablation.fixed and "text" not in ablation.axes["data"]:
@@ -77,7 +83,8 @@ def load(name: str, overrides: list[str], config_dir: Path | None, budget: str =
     return ablation
 
 
-def _read(tree: dict[str, Any], budget: Budget, config_dir: Path | None, seq_len: str | None) -> Ablation:
+def _read(tree: dict[str, Any], budget: Budget, config_dir: Path | None) -> tuple[Ablation, list[int]]:
+    """Without its batch sizes, in tokens, which go with the length of a sequence."""
     own = (tree.get("budgets") or {}).get(budget.name) or {}
     if odd := {*tree, *own} - _KNOWN:
         raise ValueError(f"not {min(odd)}")
@@ -91,15 +98,15 @@ def _read(tree: dict[str, Any], budget: Budget, config_dir: Path | None, seq_len
             named[key] = {str(n): {k: shown(v) for k, v in those.items()} for n, those in given.items()}
         axes[key] = [*given] if key in named else values(key, given, config_dir)
     batch, tokens = (numbers(tree, key) if key in tree else getattr(budget, key) for key in ("batch", "tokens"))
-    (length, *_) = values("train.seq_len", seq_len or fixed["train.seq_len"])
-    axes.setdefault(_BATCH, [str(n // int(parse_float(length))) for n in batch])
     lr = budget.lr | {str(optimizer): values("optimizer.lr", given) for optimizer, given in tree["lr"].items()}
     (seeds,), (size,) = tree["seeds"], tree["size"] or [""]
     over, question, paper, fit = (str(tree[key]) for key in ("over", "question", "paper", "fit"))
     if over not in ("size", "tokens", "arms"):
         raise ValueError(f"over: {over}")
     fit, arms, tokens = OUTPUT if fit == "norm" else fit, [*tree["arms"]], [] if _TOKENS in axes else tokens
-    return Ablation(question, paper, over, fit, budget.verdicts, fixed, axes, named, arms, size, seeds, lr, tokens)
+    return Ablation(
+        question, paper, over, fit, budget.verdicts, fixed, axes, named, arms, size, seeds, lr, tokens
+    ), batch
 
 
 def _set(ablation: Ablation, key: str, given: list[str], text: str) -> None:

@@ -54,6 +54,7 @@ class Result:
     status: str
     loss: float = math.nan
     output_norm: float = math.nan
+    batch_loss: float = math.nan  # of its last step, as the rows of a run that goes on have it
     error: str = ""  # the last that its log says
 
     @property
@@ -141,7 +142,8 @@ def result(folder: Path, steps: int) -> Result:
         last = rows[-1]["step"] if rows else -1
         row = next((row for row in rows if row["step"] == steps and "val/loss" in row), None)
         if row is not None and (last > steps or status == "finished"):
-            return Result("finished", float(row["val/loss"]), float(row.get("norm/head/rms_to_inf", math.nan)))
+            norm, batch_loss = (float(row.get(key, math.nan)) for key in ("norm/head/rms_to_inf", "loss"))
+            return Result("finished", float(row["val/loss"]), norm, batch_loss)
         if status == "diverged" and reached <= steps:
             return Result(status, math.inf)
         if status == "finished" and not last == reached != steps:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from abovemup.config.errors import RequestError
-from abovemup.studies.board import look, settings
+from abovemup.studies.board import look, settings, until
 from abovemup.studies.cells import Cell, place
 from abovemup.training.checkpoint import choose
 
@@ -47,7 +47,7 @@ def train(study: Path, cell: Cell, config_dir: Path | None, nproc: int) -> NoRet
         if "train.threads" not in settings(cell):
             command.append(f"train.threads={cell.threads}")  # whatever the machine has
     with open(study / "logs" / f"{cell.name}.log", "ab", buffering=0) as log:
-        log.write(f"$ {' '.join(command)}\n".encode())
+        log.write(f"$ {' '.join(command)}{until(cell)}\n".encode())
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     sys.argv = command

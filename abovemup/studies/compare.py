@@ -13,14 +13,14 @@ import pandas as pd
 from abovemup.analysis.runs import final_norms, norms_by_role, trajectory
 from abovemup.config.compose import compose
 from abovemup.config.errors import RequestError
-from abovemup.config.keys import differences
+from abovemup.config.keys import differences, flatten
 from abovemup.config.numbers import parse_float
 from abovemup.config.schema import Experiment
 from abovemup.geometry.parameterization import ADAM
 from abovemup.studies import significance
 from abovemup.studies.axes import Settings, grid, typed
 from abovemup.studies.board import look
-from abovemup.studies.budget import Budget
+from abovemup.studies.budget import Budget, sequences
 from abovemup.studies.cells import Cell, cell, place
 from abovemup.studies.plan import optimizer_share
 from abovemup.studies.transfer import sensitivity
@@ -32,6 +32,7 @@ _SEEDS = ("train.seed", "data.seed")
 _OWN = ("optimizer", "schedule", "experiment", "train.batch_size", "train.tokens", "train.steps", *_SEEDS)
 _ROUTED = {"name", "lr", "momentum", "weight_decay", "norm_control", "eps", "lr_scale", "roles"}
 _EXTRAS = ("momentum", "warmup", "decay", "lr", "head", "embedding")
+_MORE = ", more for all where one is best at an edge"
 _WIDER = 2  # times that a grid may be extended
 
 
@@ -84,6 +85,7 @@ def ask(arms: list[str], overrides: list[str], budget: Budget, config_dir: Path 
     # The same count for each: the middle of a longer grid. Without verdicts hardly more than whether it works.
     n = min(map(len, lrs.values())) if budget.verdicts else 2
     middle = {arm: values[(len(values) - n) // 2 :][:n] for arm, values in lrs.items()}
+    sequences(budget.batch, asked.get("train.seq_len", budget.fixed["train.seq_len"]))
     budget = replace(budget, lr=middle, batch=budget.batch if budget.verdicts else budget.batch[-1:])
     for (a, x), (b, y) in combinations(made.items(), 2):
         if _effect(x) == _effect(y):
@@ -154,6 +156,16 @@ def edges(trials: list[Trial], arm: str, loss: Loss) -> list[tuple[str, int]]:
     return [(name, i) for name, (at, all) in tried.items() for i in (0, -1) if at == all[i] and len(all) > 1]
 
 
+def ends(trials: list[Trial], top: Trial, e: Experiment) -> Iterator[str]:
+    """Of the best of an arm what is the least or most that was tried, besides none at all."""
+    base = flatten(e)
+    for key, value in top.settings.items():
+        if key.startswith(("schedule.", "optimizer.")) and key != "optimizer.lr":
+            tried = [parse_float(t.settings[key]) for t in trials if key in t.settings] + [float(base[key] or 0)]
+            if (at := parse_float(value)) and at in (min(tried), max(tried)):
+                yield f"{key.partition('.')[2]}={value}"
+
+
 def _tries(extra: str, e: Experiment, lr: float, step: float) -> list[Settings]:
     """What an extra changes of the best of an arm, at log2 `lr` of a grid of such steps: as many tries for every arm.
 
@@ -199,7 +211,7 @@ def shared(asked: Comparison) -> dict[str, Any]:
         "seeds": f"{budget.seeds[0]} to tune, then {', '.join(asked.fresh)}, each of the init and of the data order",
         "precision": e.train.dtype,
         "schedule": "constant, but for the trial of a decay",
-        "trials of an arm": f"{scan} lr x {len(budget.batch)} batch sizes, more for all where one is best at an edge; "
+        "trials of an arm": f"{scan} lr x {len(budget.batch)} batch sizes{_MORE * budget.verdicts}; "
         f"then {extras} of {', '.join(asked.extras)}",
     }
 
@@ -223,6 +235,7 @@ def _arm(asked: Comparison, arm: str, trials: list[Trial], loss: Loss, folder: P
         "best": " ".join(f"{key.removeprefix('optimizer.')}={value}" for key, value in top.settings.items()),
         "momentum": experiment.optimizer.momentum,
         "edge": " and ".join(sorted({name for name, _ in edges(own, arm, loss)})),
+        "at the end of its tries": " ".join(ends(own, top, asked.arms[arm])),
         "trials": len({t.cell.id for t in tuning}),
         "octaves of lr within 1 %": sensitivity(np.array(lrs), np.array(lr_losses)),
         "seconds": float(took.sum() / len(fresh)),

@@ -76,7 +76,7 @@ class Check:
     parameterization: str
     optimizer: str
     over: str  # width or depth
-    sizes: list[int]
+    sizes: list[int]  # those of `values`, which did not diverge
     steps: int
     lr: float
     rows: list[Row] = field(repr=False)
@@ -122,8 +122,8 @@ def check(over: str, experiments: Sequence[Experiment], note: Callable[[str], No
     if over == "depth":
         measured = {size: by_kind(values) for size, values in measured.items()}
     rows = list(compare(measured, over, exp)) if len(measured) > 1 else []
-    pair, sizes = (exp.parameterization.name, exp.optimizer.name), [getattr(e.model, over) for e in experiments]
-    return Check(*pair, over, sizes, exp.train.steps, exp.optimizer.lr, rows, bounds, diverged)
+    pair = exp.parameterization.name, exp.optimizer.name
+    return Check(*pair, over, [*measured], exp.train.steps, exp.optimizer.lr, rows, bounds, diverged)
 
 
 def experiment(overrides: Sequence[str], over: str, size: int, steps: int) -> Experiment:

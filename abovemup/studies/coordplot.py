@@ -19,7 +19,7 @@ def save_figure(checks: Sequence[Check], path: Path) -> None:
             rows = [row for row in check.rows if row.quantity == quantity]
             for row in sorted(rows, key=lambda row: not row.sound):
                 colour = "tab:red" if not row.sound else "0.7" if row.verdict == "none" else "tab:blue"
-                axes.plot(check.sizes[: len(row.values)], row.values, color=colour, marker=".", linewidth=1)
+                axes.plot(check.sizes, row.values, color=colour, marker=".", linewidth=1)
             axes.set(xscale="log", yscale="log", xlabel=check.over, title=title)
             axes.set_xticks(check.sizes, [str(size) for size in check.sizes], minor=False)
             axes.minorticks_off()

@@ -121,9 +121,10 @@ class Pool:
             found = look(self.folder, job.cell)
             if not found.done:
                 # Longer ones of that name would go past its horizon unmeasured; the next start trains them after it.
-                waiting[:] = [cell for cell in waiting if cell.name != job.cell.name]
-                why = found.error or ended
-                self.say(f"{job.cell.name} failed: {why} (its log: {self.folder}/logs/{job.cell.name}.log)", True)
+                left = [cell for cell in waiting if cell.name != job.cell.name]
+                more = f", and {n} longer ones wait for the next start" if (n := len(waiting) - len(left)) else ""
+                why, waiting[:] = found.error or ended, left
+                self.say(f"{job.cell.name} failed: {why} (its log: {self.folder}/logs/{job.cell.name}.log){more}", True)
                 continue
             # The longest: one that went on from a checkpoint took less than it costs.
             self.seconds[job.cell.cost] = max(took, self.seconds.get(job.cell.cost, 0))

@@ -30,6 +30,7 @@ OPTIONS = [
     "mem_per_gpu", "timeout_min", "signal_delay_s", "max_num_timeout", "array_parallelism",
 ]  # fmt: skip
 _DEFAULTS = {"timeout_min": 60, "max_num_timeout": 1000, "array_parallelism": 256}
+_KINDS = {"array_parallelism": int, "max_num_timeout": int, "additional_parameters": dict}
 _ENDED = [
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT",
     "gone",
@@ -41,17 +42,22 @@ def options(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """What was typed, or is in the site file, as YAML has it. Raises RequestError, after `where`, for no option."""
     if unknown := [key for key in given if key not in OPTIONS]:
         raise RequestError(f"{where}{unknown[0]} is no option of --launcher slurm.{did_you_mean(unknown[0], OPTIONS)}")
-    try:
-        found = {key: yaml.safe_load(value) if isinstance(value, str) else value for key, value in given.items()}
-        return {**found, **{key: int(found[key]) for key in ("array_parallelism", "max_num_timeout") if key in found}}
-    except (ValueError, yaml.YAMLError) as error:
-        raise RequestError(f"{where[:-1]}: {' '.join(str(error).split())}.") from error
+    found = {}
+    for key, value in given.items():
+        try:
+            found[key] = yaml.safe_load(value) if isinstance(value, str) else value
+        except yaml.YAMLError as error:
+            raise RequestError(f"{where}{key}: {' '.join(str(error).split())}.") from error
+        if not isinstance(found[key], kind := _KINDS.get(key, object)):
+            raise RequestError(f"{where}{key}={value}: expected {'a mapping' if kind is dict else 'a whole number'}.")
+    return found
 
 
 def settle(asked: Mapping[str, Any], nproc: int) -> dict[str, Any]:
     """What is asked over what the site file says over the defaults. Raises RequestError, also for too few GPUs."""
     found = _DEFAULTS | options(site().launcher, f"{site_file()}: launcher.") | options(asked, "launcher.")
-    if nproc > (gpus := found.get("gpus_per_node") or nproc):
+    gpus = str(found.get("gpus_per_node") or nproc).rpartition(":")[2]  # Slurm takes a100:4, too
+    if gpus.isdecimal() and nproc > int(gpus):
         raise RequestError(f"--nproc {nproc}: each process takes a GPU: launcher.gpus_per_node={gpus} is too few.")
     return found
 

@@ -79,8 +79,11 @@ def optimum(scan: Scan, name: str, group: int, k: int = NEAREST, std: Array | No
 
 
 def sensitivity(lrs: Array, losses: Array) -> float:
-    """Octaves of lr around the best within 1 % of its loss, straight lines between the points; at an edge so far."""
+    """Octaves of lr around the best within 1 % of its loss, straight lines between the points; at an edge so far; nan
+    where all diverged."""
     i, octaves = int(np.argmin(losses)), 0.0
+    if not np.isfinite(losses[i]):
+        return math.nan
     for way in (-1, 1):
         for j in range(i, len(lrs) - 1 if way > 0 else 0, way):
             here, there, limit = losses[j], losses[j + way], 1.01 * losses[i]

@@ -211,6 +211,11 @@ def test_an_arm_without_anything_to_show_is_told_and_no_end(tmp_path: Path, monk
     write(tmp_path / "runs" / "gone", -3, 16, "diverged", optimizer__momentum=0.9)
     assert run(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "a.html")]) == 0
     assert "Left out, optimizer.momentum=0.9: no run has this loss" in (tmp_path / "a.html").read_text()
+    files = {path.name for path in (tmp_path / "a_files").iterdir()}
+    for old in ("2-optima.csv", "2-parabolas.png", "my-notes.txt"):  # of a report with more arms; a user's
+        (tmp_path / "a_files" / old).touch()
+    assert run(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "a.html")]) == 0
+    assert {path.name for path in (tmp_path / "a_files").iterdir()} == files | {"my-notes.txt"}
     assert run(["report", str(tmp_path / "runs" / "gone"), "--out", str(tmp_path / "b.html")]) == 2
     assert not (tmp_path / "b.html").exists()
 

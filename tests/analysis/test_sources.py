@@ -201,6 +201,16 @@ def test_the_papers_layouts_with_its_windows(tmp_path: Path, columns: dict[str, 
     assert answer["optima"][0]["variants"] == 6
 
 
+def test_one_norm_under_two_names_is_one(tmp_path: Path) -> None:
+    """The paper's logs name the output norm rms_to_l1; newer ones say what it is (PAPER section 10)."""
+    old, new = "track_param_rms_to_l1/model_part_0/output", "track_param_rms_to_inf/model_part_0/output"
+    whole = pd.read_csv(toolkit(tmp_path / "old.csv", {"norm": old, "step": "_step", "loss": "train_loss"}))
+    mixed = pd.concat([whole[whole.bs == 32], whole[whole.bs == 64].rename(columns={old: new})])
+    mixed.to_csv(tmp_path / "mixed.csv", index=False)
+    both = [open_source(tmp_path / f"{name}.csv").points()["raw"] for name in ("old", "mixed")]
+    pd.testing.assert_frame_equal(*(points[["run", "tokens", "loss", "x"]] for points in both))
+
+
 def test_what_is_no_source(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     for path in (tmp_path / "a.csv", tmp_path / "none.csv", tmp_path):

@@ -74,8 +74,6 @@ def test_rule_growth_and_predict(
     assert "slopes (95 %)" in out
     assert said(capsys, "fit", "rule", str(grid))[0] == 0
     assert said(capsys, "fit", "norm", str(grid), "--all")[0] == 0
-    assert said(capsys, "fit", "norm", str(grid), "--figure", str(tmp_path / "norm.svg"))[0] == 0
-    assert (tmp_path / "norm.svg").stat().st_size > 1000
 
 
 def test_the_papers_rule_is_marked_where_its_conditions_end(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,8 +99,6 @@ def test_the_papers_rule_is_marked_where_its_conditions_end(capsys: pytest.Captu
         ("fit", "norm", "nowhere"),
         ("fit", "norm", "nowhere", "--loss", "mine"),
         ("fit", "rule", "nowhere", "--all"),
-        ("fit", "norm", "nowhere", "--figure", "a.txt"),
-        ("fit", "rule", "nowhere", "--figure", "a.png"),
         ("predict", "--tokens", "many"),
         ("predict", "--tokens", "2^20", "--from", "nowhere.json"),
     ],

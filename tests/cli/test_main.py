@@ -63,6 +63,7 @@ def shell(command: str, where: Path, **environment: str) -> subprocess.Completed
         (["generate", 300 * "x"], ["File name too long: xxx"]),
         (["train", "run.name=\udcff"], ["UTF-8"]),
         (["runs", "push", "nope"], ["nope"]),
+        (["--debug", "train", "--lr", "0.1"], ["--lr", "optimizer.lr=..."]),
     ],
 )
 def test_a_wrong_request(

@@ -1,10 +1,10 @@
 """`abovemup sweep` and `study` before, and without, a run."""
 
-import csv
 import itertools
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +15,11 @@ from abovemup.cli.main import run
 from abovemup.cli.study import apart
 from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError
-from abovemup.studies.board import announce, announced, rows
+from abovemup.studies.board import announce, announced, look, rows, until
 from abovemup.studies.local import Local
 from abovemup.studies.plan import often
 from abovemup.studies.slurm import options
-from abovemup.studies.sweep import cells_of, write_points
+from abovemup.studies.sweep import cells_of
 from abovemup.training.run import train
 from tests.slow.test_studies import TINY
 
@@ -38,6 +38,8 @@ def test_a_dry_run_says_what_there_is_and_what_it_would_take(
     assert said["tokens left"] == (6 + 2 * 64) * 4 * 32
     assert said["minutes left, about"] > 0
     assert [row["status"] for row in said["table"]] == ["finished", "missing", "unfinished", "missing"]
+    last = json.loads(Path("s/runs", first.name, "metrics.jsonl").read_text().splitlines()[-1])
+    assert said["table"][0]["loss"] == last["loss"]
     assert {path.name for path in Path("s").iterdir()} == {"runs"}  # nothing was written
     kept = sum(file.stat().st_size for file in Path("s/runs").glob("*/checkpoints/*/*.distcp"))
     assert kept < cells_of(study, None)[0].kept < 2.5 * kept  # of two, one was made
@@ -57,8 +59,9 @@ def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFix
     cells = cells_of(["data=synthetic", "optimizer.lr=0.1,0.2", "train.seed,data.seed=1,2"], None)
     announce(tmp_path, cells)
     (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / f"{cells[0].name}.log").write_text("$ x\nabovemup: no room\n$ x\nabovemup: the thing\n  and\n")
-    (tmp_path / "logs" / f"{cells[1].name}.log").write_text("$ x\nabovemup: no room\n$ x\nabovemup: terminated\n")
+    first = f"$ x{until(cells[0])}\nabovemup: no room\n$ x{until(cells[0])}\n"
+    for cell, said in zip(cells, ("the thing\n  and", "terminated"), strict=False):
+        (tmp_path / "logs" / f"{cell.name}.log").write_text(f"{first}abovemup: {said}\n")
     assert run(["study", "status", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["optimizer.lr", "train.seed", "data.seed"]
@@ -67,10 +70,24 @@ def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no room" not in lines[1] + lines[2]
     assert lines[2].split()[3] == "missing"
     assert lines[-1] == "cells: 1 failed, 3 missing"
-    write_points(rows(tmp_path, cells), tmp_path / "points.csv")
-    with open(tmp_path / "points.csv", newline="") as file:
-        points = list(csv.DictReader(file))
-    assert [point["train.seed"] for point in points] == ["1", "2", "1", "2"]
+    assert look(tmp_path, replace(cells[0], steps=7)).status == "missing"  # another horizon has not been tried
+    assert [row["train.seed"] for row in rows(tmp_path, cells)] == ["1", "2", "1", "2"]
+
+
+def test_text_that_has_changed_is_no_part_of_a_study(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "a.txt"
+    file.write_text("".join(f"line {n} of a text\n\n" for n in range(3000)))
+    study = [text for text in TINY if not text.startswith("data")]
+    study += ["data=text", f"data.path={file}", "tokenizer=byte", "train.steps=2", "optimizer.lr=0.1,0.2"]
+    first = cells_of(study, None)[0]
+    train([*first.overrides, f"run.dir={tmp_path}/s/runs/{first.name}"])
+    assert run(["sweep", *study, "--dir=s", "--dry-run"]) == 0
+    file.write_text(file.read_text()[::-1])
+    assert run(["sweep", *study, "--dir=s", "--dry-run"]) == 2
+    assert f"the text of {first.name} has changed since it was trained" in capsys.readouterr().err
 
 
 def test_what_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +143,9 @@ def test_a_launcher_gets_what_it_knows(
     assert "launcher.gpus_per_node=2 is too few" in capsys.readouterr().err
     for asked, said in (
         ("launcher.partitoin=gpu", "Did you mean partition?"),
-        ("launcher.array_parallelism=x", "launcher: invalid"),
-        ("launcher.setup=[", "launcher: "),
+        ("launcher.array_parallelism=x", "launcher.array_parallelism=x: expected a whole number"),
+        ("launcher.additional_parameters=3", "launcher.additional_parameters=3: expected a mapping"),
+        ("launcher.setup=[", "launcher.setup: "),
         ("launcher.cells_per_gpu=2", "no option of --launcher slurm"),
     ):
         assert run([*sweep, "--launcher=slurm", asked]) == 2

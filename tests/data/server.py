@@ -18,7 +18,7 @@ class Server:
 
     Faults hit requests of a path that ends in one of `faulty` only: the next `refuse` are answered 429 with
     Retry-After: `wait`, then of the next `drop` the connection is closed in the middle of the body. Every answer to
-    such a request takes `pace` seconds.
+    such a request takes `pace` seconds. Without `ranges` a file is given whole, whatever part of it is asked for.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,7 @@ class Server:
         self.drop = 0
         self.wait = 7  # seconds
         self.pace = 0.0
+        self.ranges = True
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, range
         self.url = ""
 
@@ -138,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         tag = f'"{hashlib.sha1(data).hexdigest()}"'
         headers = {"ETag": tag, "Accept-Ranges": "bytes", **(headers or {})}
         start, total, status = 0, len(data), 200
-        if (asked := self.headers.get("Range")) and self.headers.get("If-Range", tag) == tag:
+        if (asked := self.state.ranges and self.headers.get("Range")) and self.headers.get("If-Range", tag) == tag:
             low, high = asked.removeprefix("bytes=").split("-")
             start, stop = int(low), min(int(high) + 1 if high else total, total)
             if start >= total:

@@ -129,8 +129,15 @@ def json_lines(root: Path) -> list[str]:
 composed = functools.cache(lambda *settings: compose(list(settings)).data)
 
 
-def hub(repo: str | Path, *settings: str) -> Source:
+def hub(repo: str, *settings: str) -> Source:
     return find_source(composed("data=hub", f"data.repo={repo}", *settings))
+
+
+def served(server: Server, root: Path, *settings: str) -> Source:
+    """A folder as the only version of a repository."""
+    server.repos.pop("me/served", None)
+    server.commit("me/served", root)
+    return hub("me/served", *settings)
 
 
 def read(source: Source, start: Place | None = None, bad: BadRecords | None = None) -> tuple[list[str], list[Place]]:
@@ -142,17 +149,16 @@ def read(source: Source, start: Place | None = None, bad: BadRecords | None = No
     return found, places
 
 
-@pytest.mark.parametrize("kind", ["parquet", "json", "folder"])
+@pytest.mark.parametrize("kind", ["parquet", "json"])
 def test_stopped_anywhere_it_goes_on(server: Server, tmp_path: Path, kind: str) -> None:
     made = json_lines(tmp_path / "r") if kind == "json" else fineweb(tmp_path / "r")
-    server.commit(f"stop/{kind}", tmp_path / "r")
-    repo = tmp_path / "r" if kind == "folder" else f"stop/{kind}"
     settings = [] if kind == "json" else ["data.subset=sample-10BT"]
-    whole, places = read(hub(repo, *settings))
+    source = served(server, tmp_path / "r", *settings)
+    whole, places = read(source)
     assert whole == made
     assert len(places) == -(-len(made) // 7)
     for i, place in enumerate(places, start=1):
-        assert read(hub(repo, *settings), place)[0] == made[7 * i :]
+        assert read(hub("me/served", *settings), place)[0] == made[7 * i :]
 
 
 def test_the_newest_is_looked_up_once(server: Server, tmp_path: Path) -> None:
@@ -178,11 +184,36 @@ def test_files_without_a_column_that_others_have(server: Server, tmp_path: Path)
     assert read(hub("me/mixed", "data.subset=sample-10BT"))[0] == made
 
 
-def test_blank_and_null_texts_are_left_out(tmp_path: Path) -> None:
+def test_blank_and_null_texts_are_left_out(server: Server, tmp_path: Path) -> None:
     table = pa.Table.from_pylist([row("one"), row(""), row(" \n"), row("two")])
     table = pa.concat_tables([table, table.slice(0, 1).set_column(0, "text", pa.array([None], pa.string()))])
     pq.write_table(table, tmp_path / "a.parquet")
-    assert read(hub(tmp_path))[0] == ["one", "two"]
+    assert read(served(server, tmp_path))[0] == ["one", "two"]
+
+
+def test_a_column_that_is_no_text_is_said_to_be_none(server: Server, tmp_path: Path) -> None:
+    for kind in (pa.list_(pa.string()), pa.struct({"x": pa.string()}), pa.int64()):
+        (tmp_path / str(kind)).mkdir()
+        pq.write_table(pa.table({"text": pa.array([None], kind)}), tmp_path / str(kind) / "a.parquet")
+        with pytest.raises(RequestError, match=r"me/served: column 'text' holds .*, not text"):
+            read(served(server, tmp_path / str(kind)))
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json/a.jsonl").write_text(
+        '{"text": "one", "n": 1}\n{"text": ["two"], "n": 2}\n{"text": "three", "n": 3}\n'
+    )
+    with pytest.raises(RequestError, match=r"column 'text' holds .*, not text") as caught:
+        read(served(server, tmp_path / "json"))
+    assert str(caught.value).count("\n") < 2
+
+
+def test_a_folder_here_is_not_read_in_the_place_of_a_repository(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`datasets` would, and the hub's commit would be written down for it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "me/served").mkdir(parents=True)
+    with pytest.raises(RequestError, match=r"data\.repo=me/served is a folder here: data=text data\.path=me/served"):
+        hub("me/served")
 
 
 @pytest.mark.parametrize("fault", ["refuse", "drop"])
@@ -253,7 +284,7 @@ def test_gated(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["data.repo=me/gone"], "data.repo=me/gone is no folder, and no data set on http"),
+        (["data.repo=me/gone"], "data.repo=me/gone is no data set on http"),
         (["data.repo=three/part/name"], "data.repo=three/part/name: .*repo"),
         (["data.revision=gone"], "data.repo=me/named has no branch, tag or commit data.revision=gone"),
         (["data.subset=gone"], "'gone' not found.*'default', 'sample-10BT'"),
@@ -272,16 +303,16 @@ def test_wrong_names_are_named(server: Server, tmp_path: Path, settings: list[st
     assert str(caught.value).count("\n") < 2
 
 
-def test_broken_json_names_its_file(tmp_path: Path) -> None:
+def test_broken_json_names_its_file(server: Server, tmp_path: Path) -> None:
     json_lines(tmp_path / "r")
     (tmp_path / "r/part-1.jsonl").write_text('{"text": "fine"}\n{"text": \n')
     with pytest.raises(RequestError, match=r"part-1\.jsonl"):
-        read(hub(tmp_path / "r"))
+        read(served(server, tmp_path / "r"))
     fineweb(tmp_path / "p")
     whole = (tmp_path / "p/sample/10BT/001_00000.parquet").read_bytes()
     (tmp_path / "p/sample/10BT/001_00000.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(RequestError, match=r"001_00000\.parquet"):
-        read(hub(tmp_path / "p", "data.subset=sample-10BT"))
+        read(served(server, tmp_path / "p", "data.subset=sample-10BT"))
 
 
 DAMAGED = {"cut": "001", "garbage": "001", "first": "000", "all": "000", "other column": "002", "json": "part-0"}
@@ -309,13 +340,9 @@ def damaged(root: Path, kind: str) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-@pytest.mark.parametrize("where", ["hub", "folder"])
-def test_a_damaged_file_is_named_or_counted(server: Server, tmp_path: Path, kind: str, where: str) -> None:
+def test_a_damaged_file_is_named_or_counted(server: Server, tmp_path: Path, kind: str) -> None:
     kept = damaged(tmp_path / "r", kind)
-    server.repos.pop("me/damaged", None)
-    server.commit("me/damaged", tmp_path / "r")
-    settings = [] if kind == "json" else ["data.subset=sample-10BT"]
-    source = hub("me/damaged" if where == "hub" else tmp_path / "r", *settings)
+    source = served(server, tmp_path / "r", *([] if kind == "json" else ["data.subset=sample-10BT"]))
     if kind == "all":
         with pytest.raises(RequestError, match="all the data_files are invalid"):
             read(source, bad=BadRecords(True))
@@ -352,7 +379,7 @@ def test_offline_is_said_at_once(server: Server, waits: list[float], monkeypatch
     asked = len(server.requests)
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(RequestError, match=r"HF_HUB_OFFLINE is set: unset it, or set data.repo="):
+        with pytest.raises(RequestError, match=r"HF_HUB_OFFLINE is set: unset it, or copy its files here: data=text"):
             read(hub("me/any"))
     with monkeypatch.context() as patch:
         endpoint(patch, "http://127.0.0.1:9")  # nobody listens
@@ -362,14 +389,6 @@ def test_offline_is_said_at_once(server: Server, waits: list[float], monkeypatch
             read(source)
     assert not waits  # nothing was tried again
     assert len(server.requests) == asked
-
-
-def test_an_edited_folder_is_another(tmp_path: Path) -> None:
-    fineweb(tmp_path / "r")
-    before = hub(tmp_path / "r").identity()
-    assert before == hub(tmp_path / "r").identity()
-    (tmp_path / "r/sample/10BT/001_00000.parquet").write_bytes(b"x")
-    assert hub(tmp_path / "r").identity() != before
 
 
 @pytest.mark.parametrize(
@@ -384,7 +403,7 @@ def test_an_edited_folder_is_another(tmp_path: Path) -> None:
     ],
 )
 def test_the_true_schemas(server: Server, name: str, folder: str, documents: int) -> None:
-    """Each choice as it stands, through the hub's names and from a folder."""
+    """Each choice as it stands, through the hub's names."""
     if not (given := os.environ.get("ABOVEMUP_TEST_DATA")):
         pytest.skip("ABOVEMUP_TEST_DATA names no folder")
     root = Path(given) / "schema" / folder
@@ -392,9 +411,7 @@ def test_the_true_schemas(server: Server, name: str, folder: str, documents: int
     assert data.repo
     if data.repo not in server.repos:
         server.commit(data.repo, root)
-    through = read(find_source(data))[0]
-    assert len(through) == documents
-    assert read(find_source(compose([f"data={name}", f"data.repo={root}"]).data))[0] == through
+    assert len(read(find_source(data))[0]) == documents
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abovemup.config.errors import RequestError
-from abovemup.data.readers import BadRecords, encode_text, read_documents
+from abovemup.data.readers import CHUNK, BadRecords, encode_text, read_documents
 
 UNESCAPED = ["a\u2028b", "a\u2029b", "a\x85b", "e\u0301", "שלום", "🦙"]  # may stand in JSON as they are
 AWKWARD = [*UNESCAPED, "a\x0bb", "a\x0cb", "a\x1cb\x1db\x1eb", "a\r\nb", "nul\x00"]
@@ -140,7 +140,7 @@ def test_a_cut_loses_nothing_before_it(tmp_path: Path, kind: str) -> None:
     frames = [pack(kind, raw_lines([text])) for text in TEXTS]
     whole = b"".join(frames)
     ends = [len(b"".join(frames[:i])) for i in range(len(frames) + 1)]
-    for cut in range(0, len(whole), 41):
+    for cut in range(41, len(whole), 41):
         path.write_bytes(whole[:cut])
         bad = BadRecords(skip=True)
         before = sum(end <= cut for end in ends[1:])
@@ -181,10 +181,33 @@ def test_reading_goes_on_after_any_record(tmp_path: Path, suffix: str) -> None:
         assert bad.count == ("json" in suffix and number <= 30)  # a bad record is counted by the reading that meets it
 
 
-def test_an_empty_packed_file_has_no_documents(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst"):
-        (tmp_path / name).write_bytes(b"")
-        assert read(tmp_path / name) == []
+def test_a_packed_file_of_nothing_has_no_documents_and_one_without_a_byte_is_damaged(tmp_path: Path) -> None:
+    """A download that failed often leaves such a file."""
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    assert read(tmp_path / "a.jsonl") == []
+    for kind in ("gz", "zst"):
+        path = tmp_path / f"a.jsonl.{kind}"
+        path.write_bytes(pack(kind, b""))
+        assert read(path) == []
+        path.write_bytes(b"")
+        with pytest.raises(RequestError, match=rf"a\.jsonl\.{kind}:1: .*empty: fetch it again"):
+            read(path)
+        bad = BadRecords(skip=True)
+        assert raw(path, bad) == []
+        assert bad.count == 1
+
+
+@pytest.mark.parametrize("padding", [1, 512, 3 * CHUNK])
+def test_zeros_behind_a_gzip_member_are_padding(tmp_path: Path, padding: int) -> None:
+    """As gzip(1) and Python's gzip read what was written to blocks."""
+    path = tmp_path / "a.jsonl.gz"
+    members = [gzip.compress(raw_lines(part)) + bytes(padding) for part in (TEXTS[:30], TEXTS[30:])]
+    path.write_bytes(b"".join(members))
+    assert gzip.decompress(path.read_bytes()) == raw_lines(TEXTS)
+    assert read(path) == TEXTS
+    path.write_bytes(bytes(padding))  # nothing but zeros is no gzip
+    with pytest.raises(RequestError, match=r"a\.jsonl\.gz:1: the \.gz file is damaged"):
+        read(path)
 
 
 def parquet(path: Path, **columns: Any) -> Path:
@@ -206,6 +229,10 @@ def test_parquet_refusals_name_the_file(tmp_path: Path) -> None:
         read(path)
     with pytest.raises(RequestError, match=r"a\.parquet:1: column 'score' holds double"):
         read(path, column="score")
+    for kind in (pa.list_(pa.string()), pa.list_(pa.string(), 1), pa.dictionary(pa.int8(), pa.binary())):
+        of_lists = parquet(tmp_path / "d.parquet", text=pa.array([None], kind))
+        with pytest.raises(RequestError, match=r"d\.parquet:1: column 'text' holds .*, not text"):
+            read(of_lists)
     assert read(path, skip=True) == []
     whole = parquet(tmp_path / "b.parquet", text=TEXTS).read_bytes()
     for data in (whole[: len(whole) // 2], b"", b"PAR1" + b"x" * 50):

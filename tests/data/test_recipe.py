@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import pickle
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +19,7 @@ from abovemup.config.errors import RequestError
 from abovemup.config.schema import Tokenizer
 from abovemup.data.recipe import Recipe, load_fast, load_trained, reopen, train_bpe
 from abovemup.data.tokenizer import FastTokenizer, TiktokenTokenizer
+from abovemup.data.tokenizer import Tokenizer as AnyTokenizer
 from tests.data.server import Server, serving
 from tests.data.test_tokenizer import BPE, TRAINED, ranks
 
@@ -50,22 +50,40 @@ def small_llama3(folder: Path) -> Path:
     return folder / "tokenizer.model"
 
 
-@pytest.mark.parametrize("name", ["byte", "bpe", "hf", "gpt2"])
-def test_a_recipe_goes_to_another_process(tmp_path: Path, name: str) -> None:
+def kept(recipe: Recipe, folder: Path) -> AnyTokenizer:
+    """Through a folder, as those of corpora and runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe.keep(folder, TRAINED if recipe.trained else "")
+    return reopen(recipe.name, folder)
+
+
+@pytest.mark.parametrize("name", ["byte", "bpe", "hf", "gpt2", "llama3", "llama3 by json"])
+def test_what_a_folder_keeps_needs_nothing_else(tmp_path: Path, name: str) -> None:
     (tmp_path / "gpt2.tiktoken").write_text(ranks(TRAINED))
-    path = {"hf": save(tmp_path / "hf", "<|end_of_text|>"), "gpt2": tmp_path / "gpt2.tiktoken"}.get(name)
-    recipe = Recipe(asked(name, path, 257 if name == "byte" else 600))
-    tokenizer = recipe.load(TRAINED)
-    there = pickle.loads(pickle.dumps(recipe))
-    assert (there.identity, there.size, there.trained) == (recipe.identity, tokenizer.size, name == "bpe")
-    assert there.load(TRAINED).encode(TEXT) == tokenizer.encode(TEXT)
+    path = {
+        "hf": save(tmp_path / "hf", "<STOP>", {"eos_token": "<STOP>"}),
+        "gpt2": tmp_path / "gpt2.tiktoken",
+        "llama3": small_llama3(tmp_path / "l"),
+        "llama3 by json": save(tmp_path / "json", "<|end_of_text|>"),
+    }.get(name)
+    recipe = Recipe(asked(name.split()[0], path, 257 if name == "byte" else 600))
+    for made in (tmp_path / "gpt2.tiktoken", *tmp_path.glob("*/*")):
+        made.unlink()  # what it came from
+    tokenizer = kept(recipe, tmp_path / "kept")
+    assert tokenizer.size == recipe.size
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
+    assert name in ("byte", "llama3") or tokenizer.encode(TEXT) == BPE.encode(TEXT)
     assert tokenizer.eot not in tokenizer.encode(tokenizer.decode([tokenizer.eot]))
+    for file in (tmp_path / "kept").glob("tokenizer.*"):
+        file.unlink()
+        with pytest.raises(RequestError, match="kept: No such file"):
+            reopen(recipe.name, tmp_path / "kept")
 
 
 def test_hf_reads_a_file_or_folder_without_truncation_or_padding(tmp_path: Path) -> None:
     folder = save(tmp_path / "hf", "<|end_of_text|>")
     for path in (folder, folder / "tokenizer.json"):
-        mine = reopen(asked("hf", path), tmp_path)
+        mine = kept(Recipe(asked("hf", path)), tmp_path / "kept")
         assert mine.encode(TEXT) == BPE.encode(TEXT)
         assert mine.decode([mine.eot]) == "<|end_of_text|>"
 
@@ -75,7 +93,7 @@ def test_hf_end_of_text_is_found_or_asked_for(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"(?s)no end-of-text token.*eos_token"):
         Recipe(asked("hf", folder))
     for named in ("<STOP>", {"content": "<STOP>", "lstrip": False}):
-        assert Recipe(asked("hf", save(folder, "<STOP>", {"eos_token": named}))).load().eot == 599
+        assert kept(Recipe(asked("hf", save(folder, "<STOP>", {"eos_token": named}))), tmp_path / "kept").eot == 599
 
 
 def test_identity_is_of_the_contents(tmp_path: Path) -> None:
@@ -115,10 +133,9 @@ def test_llama3_is_found_in_an_installed_package_that_is_not_imported(
     (tmp_path / "llama_models" / "__init__.py").write_text("raise ImportError('it needs what is not installed')")
     monkeypatch.syspath_prepend(tmp_path)
     recipe = Recipe(asked("llama3"))
-    assert (recipe.place, recipe.size, recipe.load().eot) == (str(model), 600, 345)
+    assert (recipe.text, recipe.size, kept(recipe, tmp_path / "kept").eot) == (model.read_text(), 600, 345)
     assert "llama_models" not in sys.modules
-    given = Recipe(asked("llama3", model.parent))
-    assert (given.place, given.identity) == (str(model), recipe.identity)
+    assert Recipe(asked("llama3", model.parent)).identity == recipe.identity
 
 
 @pytest.fixture
@@ -142,13 +159,13 @@ def test_a_hub_id_is_fetched_once_and_what_exists_here_wins(hub: Server, tmp_pat
     hub.commit("org/name", save(tmp_path / "repository", "<STOP>", {"eos_token": "<STOP>"}))
     e = compose(["tokenizer=hf", "tokenizer.path=org/name"])
     assert e.model.vocab_size == 600
-    assert Recipe(e.tokenizer).load().eot == 599
+    assert kept(Recipe(e.tokenizer), tmp_path / "one").eot == 599
     requests = len(hub.requests)
-    assert reopen(e.tokenizer, tmp_path).encode(TEXT) == BPE.encode(TEXT)
+    assert kept(Recipe(e.tokenizer), tmp_path / "one").encode(TEXT) == BPE.encode(TEXT)
     assert len(hub.requests) == requests
     (tmp_path / "org").mkdir()
     save(tmp_path / "org/name", "</s>")
-    assert Recipe(e.tokenizer).load().decode([599]) == "</s>"
+    assert kept(Recipe(e.tokenizer), tmp_path / "two").decode([599]) == "</s>"
 
 
 def test_llama3_comes_from_the_hub_last_and_says_what_it_needs(hub: Server, tmp_path: Path) -> None:
@@ -160,7 +177,7 @@ def test_llama3_comes_from_the_hub_last_and_says_what_it_needs(hub: Server, tmp_
     with pytest.raises(RequestError, match=r"(?s)llama-models.*tokenizer\.path.*gated.*terms.*HF_TOKEN"):
         Recipe(asked("llama3"))
     hub.gated.clear()
-    assert Recipe(asked("llama3")).load().encode(TEXT) == BPE.encode(TEXT)
+    assert kept(Recipe(asked("llama3")), tmp_path / "kept").encode(TEXT) == BPE.encode(TEXT)
 
 
 def test_without_a_network_it_fails_at_once(hub: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,20 +194,19 @@ def test_without_a_network_it_fails_at_once(hub: Server, monkeypatch: pytest.Mon
 # ---- the real ones ----
 
 
-def test_the_real_llama3() -> None:
+def test_the_real_llama3(tmp_path: Path) -> None:
     """Where it is installed, or ABOVEMUP_TEST_LLAMA3 names its tokenizer.model (or a folder)."""
     path = os.environ.get("ABOVEMUP_TEST_LLAMA3") or None
     if path is None and find_spec("llama_models") is None:
         pytest.skip("no llama-models, and ABOVEMUP_TEST_LLAMA3 is not set")
     recipe = Recipe(replace(compose(["tokenizer=llama3"]).tokenizer, path=path))
-    tokenizer = recipe.load()
+    tokenizer = kept(recipe, tmp_path)
     assert (tokenizer.size, tokenizer.eot) == (128256, 128001)
     assert tokenizer.encode("This is a test sentence.") == [2028, 374, 264, 1296, 11914, 13]  # the package's own test
     assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT
     assert max(tokenizer.encode(TEXT)) < 128000
-    beside = Path(recipe.place).with_name("tokenizer.json")
-    if beside.exists() and recipe.place.endswith("tokenizer.model"):
-        fast = load_fast(beside.read_text("utf-8"), cuttable=False)
+    if path and (beside := Path(path).with_name("tokenizer.json")).exists() and path.endswith("tokenizer.model"):
+        fast = load_fast(beside.read_text("utf-8"), trained=False)
         assert fast.encode(TEXT) == tokenizer.encode(TEXT)
 
 
@@ -199,7 +215,7 @@ def test_the_real_llama3() -> None:
 @example(text="the theory then  \n\n  '  \u2028 \U0001f999\x00 <|endoftext|> " + "ab" * 300)
 def test_a_bpe_of_ours_by_two_libraries(text: str) -> None:
     trained = _trained()
-    ours, slow = load_trained(trained), load_fast(trained, cuttable=True)
+    ours, slow = load_trained(trained), load_fast(trained, trained=True)
     assert isinstance(ours, TiktokenTokenizer)
     data = [text.encode("utf-8", "replace"), b"\xff\xfe " + text.encode("utf-8", "replace")]
     for mine, theirs in zip(ours.encode_documents(data), slow.encode_documents(data), strict=True):

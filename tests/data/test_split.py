@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from abovemup.config.errors import RequestError
 from abovemup.data.readers import BadRecords
 from abovemup.data.sources import Document, Source, find_source, hash64
-from abovemup.data.split import LEAST, MOST, PIECE, Amount, blind_split, cut, documents, make_split
+from abovemup.data.split import PIECE, cut, documents, make_split
 
 from .opening import experiment, jsonl, sentences
 
@@ -78,21 +78,6 @@ def test_many_documents_are_never_cut(tmp_path: Path) -> None:
     texts = [text + "x" * 3 * PIECE for text in sentences(50)]
     train, validation = halves(source_of(jsonl(tmp_path / "a.jsonl", texts)))
     assert sorted(train + validation) == sorted(text.encode() for text in texts)
-
-
-@pytest.mark.parametrize(
-    ("amount", "share"),
-    [
-        (None, LEAST),
-        (Amount(10**10, 2**17), LEAST),
-        (Amount(2**22, 2**17), 2**18 / 2**22),  # 2^20 bytes at 4 a token
-        (Amount(2**22, 2**19), 2**19 / 2**22),
-        (Amount(1000, 2**17), MOST),
-    ],
-)
-def test_a_source_read_once_is_split_by_the_tokens_asked(amount: Amount | None, share: float) -> None:
-    assert blind_split(amount).threshold == int(share * 2**64)
-    assert blind_split(amount).piece is None
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=200), st.integers(4, 40))

@@ -241,3 +241,5 @@ def test_where_growth_slows_and_batch_sizes_part(curves: pd.DataFrame) -> None:
     shift = offset(curves)
     assert shift is not None
     assert shift["interval"][0] > 0.5
+    layout = curves[curves.run == curves.run.iloc[0]].assign(run="layout", lr=np.nan)
+    assert offset(pd.concat([curves, layout], ignore_index=True)) == shift  # what has no one lr says nothing

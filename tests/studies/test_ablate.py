@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.image import imread
 
+from abovemup.cli.main import run
 from abovemup.config.errors import RequestError
 from abovemup.studies.ablate import Ablation, Point, load, points
 from abovemup.studies.budget import files
@@ -225,7 +226,7 @@ def test_every_ablation_is_a_study_at_every_budget(name: str) -> None:
             assert len({p.cell.name for p in points(ablation, None)}) <= 12
 
 
-def test_an_ablation_of_ones_own(tmp_path: Path) -> None:
+def test_an_ablation_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "ablation").mkdir()
     mine = tmp_path / "ablation" / "mine.yaml"
     ours = files("ablation", None)["parameterization"].read_text()
@@ -236,9 +237,55 @@ def test_an_ablation_of_ones_own(tmp_path: Path) -> None:
     mine.write_text("question: why")
     with pytest.raises(RequestError, match="expected question, paper, over"):
         load("mine", [], tmp_path)
+    capsys.readouterr()
+    assert run(["ablate", "--list", f"--config-dir={tmp_path}", "--json"]) == 0  # and hides no other
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["mine"].startswith("broken: ")
+    assert listed["width"] == "Is the best output norm the same at every width?"
     mine.rename(tmp_path / "ablation" / "parameterization.yaml")
     with pytest.raises(RequestError, match="exists already"):
         files("ablation", tmp_path)
+
+
+BUDGET = """
+verdicts: false
+tokens: [2^12]
+batch: [2^9]
+lr: {adam: "log2range(-8,-5.5,0.5)", scion: "log2range(-3,-0.5,0.5)"}
+seeds: [1]
+fixed: {model: tiny, data: synthetic, train.seq_len: 64, eval.every: pow2, norms.every: pow2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "said"),
+    [
+        ("fixed:", "fxied:", "not fxied. Did you mean fixed?"),
+        ("[2^12]", "[]", "tokens: no value."),
+        ("[2^9]", "[100]", "batch: 100 tokens are no whole number of sequences of train.seq_len=64."),
+        ('"log2range(-8,-5.5,0.5)"', "log2range(-8,-5.5,0.5)", "log2range(-8: expected log2range(first"),
+        ("seq_len: 64", "seq_len: 0", "sequences of train.seq_len=0"),
+        ("seq_len: 64", "seq_len: abc", "train.seq_len=abc: not a finite number."),
+    ],
+)
+def test_a_budget_of_ones_own(there: str, instead: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "budget").mkdir()
+    mine = tmp_path / "budget" / "mine.yaml"
+    mine.write_text(BUDGET)
+    assert load("horizon", [], tmp_path, "mine").lr["scion"][-1] == "2^-0.5"
+    mine.write_text(BUDGET.replace(there, instead, 1))
+    with pytest.raises(RequestError) as error:
+        load("horizon", [], tmp_path, "mine")
+    assert said in str(error.value)
+    assert "seq" in said or str(error.value).startswith(f"{mine}")
+
+
+def test_a_part_for_a_budget_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ablation").mkdir()
+    ours = files("ablation", None)["depth"].read_text()
+    (tmp_path / "ablation" / "mine.yaml").write_text(ours.replace("  smoke:", "  smokey:"))
+    with pytest.raises(RequestError, match=r"mine\.yaml: there is no budget smokey"):
+        load("mine", [], tmp_path)
 
 
 def test_a_typed_path_is_one_more_data_set(tmp_path: Path) -> None:
@@ -250,6 +297,13 @@ def test_a_typed_path_is_one_more_data_set(tmp_path: Path) -> None:
     assert [f"data.path={tmp_path}" in p.cell.overrides for p in asked] == [False, False, True]
     plain = {p.arm: p.cell.name for p in points(load("dataset", small, None), None)}
     assert all(p.cell.name == plain.get(p.arm, p.cell.name) for p in asked)  # the other arms are the same cells
+
+
+def test_seeds_that_go_together_are_not_set_apart() -> None:
+    assert load("width", ["data.seed=5"], None).axes["train.seed,data.seed"] == ["5"]
+    for both in (["train.seed=1", "data.seed=5"], ["data.seed=5", "train.seed=1"]):
+        with pytest.raises(RequestError, match="go together here"):
+            load("width", both, None)
 
 
 def test_steps_replace_the_tokens_of_the_file() -> None:

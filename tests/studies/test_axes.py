@@ -109,6 +109,19 @@ def test_cells_of_a_sweep_are_each_once() -> None:
         cells_of(["model.widht=3,4"], None)
 
 
+def test_a_budget_gives_way_to_what_is_typed() -> None:
+    asked = ["data=synthetic", "optimizer.lr=0.1,0.2"]
+    cells = cells_of(asked, None, "pocket")
+    assert len(names := {cell.name for cell in cells}) == 2
+    assert {(c.name, c.tokens) for c in cells} == {(name, 2**n) for name in names for n in range(19, 23)}
+    small = cells_of([*asked, "model=tiny", "train.steps=4"], None, "pocket")
+    assert len(small) == 2
+    assert {"model=tiny", "train.seq_len=128", "train.steps=4"} <= {*small[0].overrides}
+    assert "train.tokens" not in "".join(small[0].overrides)
+    with pytest.raises(RequestError, match="no budget pokcet"):
+        cells_of(asked, None, "pokcet")
+
+
 def test_an_axis_without_values_is_refused() -> None:
     with pytest.raises(RequestError, match="no value"):
         values("model.width", [])

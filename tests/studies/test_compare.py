@@ -18,7 +18,7 @@ from abovemup.cli.main import run
 from abovemup.config.conf import conf_dir
 from abovemup.config.errors import RequestError
 from abovemup.studies.budget import Budget, load
-from abovemup.studies.compare import Comparison, Trial, ask, best, edges, foreseen, stages
+from abovemup.studies.compare import Comparison, Trial, ask, best, edges, ends, foreseen, stages
 from abovemup.studies.significance import best_of, holm, paired, pairs, sentence, speedup
 
 
@@ -271,6 +271,10 @@ def test_the_best_is_carried_on_and_repeated_on_fresh_seeds() -> None:
         "schedule.decay": "0.2", "optimizer.lr_scale.head": "4",
     }  # fmt: skip
     assert "optimizer.lr_scale.head" not in best(trials, "scion", loss).settings
+    arms = ask([*ARMS], [], budget(), None).arms
+    said = {arm: [*ends([t for t in trials if t.arm == arm], best(trials, arm, loss), arms[arm])] for arm in ARMS}
+    assert said["scion"] == ["momentum=0.95", "decay=0.2"]
+    assert said["adam"] == [*said["scion"], "lr_scale.head=4"]
     assert {t.settings.get("train.seed", "7") for t in trials if t.stage != "seed"} == {"7"}
 
 

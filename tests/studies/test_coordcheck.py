@@ -258,6 +258,22 @@ def test_a_diverged_size_is_no_flat_check(monkeypatch: pytest.MonkeyPatch) -> No
     assert [row.values for row in result.rows] == [[1.0, 1.0], [2.0, 2.0]]
     assert result.bounds == {"head": {"forward": (1.5, 2.0)}}
     assert not result.flat
+    assert result.sizes == [16, 32]  # those of the values
+
+
+def test_values_stay_at_their_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a size in the middle diverged, those beyond it do not move into its place."""
+
+    def measure(exp: Any) -> tuple[dict[Key, Measured], None, None]:
+        if exp.model.width == 32:
+            raise coordcheck.Diverged({"step": 1, "loss": math.nan, "grad_norm": math.nan}, ranks=[])
+        return values(head__norm=float(exp.model.width)), None, None
+
+    monkeypatch.setattr(coordcheck, "measure", measure)
+    monkeypatch.setattr(coordcheck, "lower_bounds", lambda model, before: {})
+    result = quick()
+    assert dict(zip(result.sizes, result.rows[0].values, strict=True)) == {16: 16.0, 64: 64.0}
+    assert result.rows[0].slope == pytest.approx(1)
 
 
 def test_a_zero_weight_has_no_slope_and_is_said_so() -> None:

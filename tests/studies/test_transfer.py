@@ -202,6 +202,7 @@ def test_sensitivity_is_the_octaves_within_one_percent() -> None:
     assert sensitivity(lrs, 4 + 0.16 * (lrs + 4) ** 2) == pytest.approx(1.0, abs=0.01)  # 0.16 x 0.5^2 = 4 / 100
     assert sensitivity(LRS, parabola(-4.0, curvature=0.32)) == pytest.approx(2 * 0.5 * 0.04 / 0.08)
     assert sensitivity(LRS, np.full(len(LRS), 3.0)) == LRS[-1] - LRS[0]
+    assert math.isnan(sensitivity(LRS, np.full(len(LRS), math.inf)))  # what diverges everywhere is not robust
     losses = parabola(-4.0)
     losses[5:] = math.inf
     assert sensitivity(LRS, losses) == pytest.approx(0.5 * 0.04 / 0.075)

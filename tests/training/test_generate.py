@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from abovemup.cli.main import run as command
 from abovemup.config.errors import RequestError
 from abovemup.training.generate import generate
+from tests.data.test_recipe import save
 from tests.training.tiny import run, write_text
 
 TEXT = ["data=text", "data.path=text", "tokenizer=bpe", "tokenizer.vocab_size=300", "model.vocab_size=320"]
@@ -23,6 +25,21 @@ def test_it_needs_the_run_only(elsewhere: Path) -> None:
     assert text != generate("r", "document 7", 12, 1.0, 1)
     shutil.rmtree("r/checkpoints/step_00000006/")
     assert generate("r", "", 3, 0.0, 0)
+
+
+@pytest.mark.parametrize("where", ["text", "shards"])
+def test_a_published_tokenizer_is_kept_too(elsewhere: Path, where: str) -> None:
+    write_text()
+    save(elsewhere / "hf", "<STOP>", {"eos_token": "<STOP>"})
+    sizes = ["tokenizer=hf", "tokenizer.path=hf"]
+    if where == "shards":
+        assert command(["data", "prepare", "text", "--path", "text", "--out", "shards", *sizes]) == 0
+        sizes = []
+    run(f"data={where}", f"data.path={where}", *sizes, "model.vocab_size=600", "data.allow_repeat=true", "run.dir=r")
+    for gone in elsewhere.iterdir():
+        if gone.is_dir() and gone.name != "r":
+            shutil.rmtree(gone)
+    assert generate("r", "document 7", 12, 1.0, 0).startswith("document 7")
 
 
 @pytest.mark.parametrize("tie", [False, True])

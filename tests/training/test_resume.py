@@ -18,6 +18,7 @@ from abovemup.training import checkpoint
 from abovemup.training import trainer as trainer_module
 from abovemup.training.run import train
 from abovemup.training.trainer import Trainer
+from tests.data.test_prepare import Fake
 from tests.training.tiny import read, rows, run, same_bits, weights, write_text
 
 
@@ -390,20 +391,21 @@ def test_a_resume_leaves_what_a_config_follows(elsewhere: Path) -> None:
 def test_another_horizon_does_not_change_what_a_remote_run_reads(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder laid out like a hub's repository is read as the hub is: just what the run needs."""
-    import pyarrow
-    import pyarrow.parquet
-
     monkeypatch.setenv("ABOVEMUP_CACHE", str(elsewhere / "cache"))
-    (elsewhere / "repo").mkdir()
-    texts = [f"page {i} of many: {'words ' * (i % 17)}" for i in range(2000)]
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), elsewhere / "repo/train.parquet")
-    remote = ["data=hub", "tokenizer=byte", f"data.repo={elsewhere / 'repo'}", "eval.tokens=64"]
+    source = Fake([f"page {i} of many: {'words ' * (i % 17)}" for i in range(2000)])
+    monkeypatch.setattr("abovemup.data.corpus.find_source", lambda data: source)
+    remote = ["data=hub", "tokenizer=byte", "data.repo=me/pages", "eval.tokens=64"]
     assert run(*remote, "run.dir=trunk").status == "finished"
     assert "abovemup data prepare hub" in capfd.readouterr().out
     assert train(["train.steps=4", "run.dir=tail"], branch="trunk@256").status == "finished"
     assert run(resume="tail").status == "finished"
-    with pytest.raises(RequestError, match="one pass"):
-        train(["train.tokens=2^20"], resume="trunk")
+    for longer in ({"resume": "trunk"}, {"branch": "trunk@256"}):
+        with pytest.raises(RequestError, match="cannot be made longer") as caught:
+            train(["train.tokens=2^20"], **longer)
+        said, fix = str(caught.value).split("\n")
+        assert "allow_repeat" not in said + fix  # which a run that goes on may not change
+        assert f"abovemup data prepare hub --tokens {2**20 + 32} data.repo=me/pages" in fix.replace(
+            "tokenizer=byte ", ""
+        )
     assert "prepare" not in capfd.readouterr().out  # none of these read the source again
     assert len(list((elsewhere / "cache/corpora").glob("[!.]*"))) == 1
