@@ -14,6 +14,7 @@ from abovemup.analysis.attempts import attempted
 from abovemup.analysis.cache import cached
 from abovemup.config.errors import RequestError
 from abovemup.config.keys import did_you_mean, leaves
+from abovemup.config.schema import OUTPUT_NORMS
 from abovemup.config.values import shown
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json", ".lock")
-LOGGED = {"loss": "loss", "val_loss": "val/loss", "output_norm": "norm/head/rms_to_inf"}  # as summary.json calls it
+# As summary.json calls it -> the first of these that a row has.
+LOGGED = {"loss": ("loss",), "val_loss": ("val/loss",), "output_norm": OUTPUT_NORMS}
 _YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 7 times as fast, where libyaml is
 
 
@@ -128,10 +130,10 @@ def record(folder: Path) -> Row:
         newest: Row = {}
         for earlier in logged(folder, newest_first=True):
             newest = earlier | newest
-            if newest.keys() >= {*LOGGED.values()}:
+            if all(not newest.keys().isdisjoint(keys) for keys in LOGGED.values()):
                 break
         row |= {"steps": newest.get("step", 0), "tokens": newest.get("tokens", 0)}
-        row |= {name: newest.get(key) for name, key in LOGGED.items()}
+        row |= {name: next((newest[k] for k in keys if k in newest), None) for name, keys in LOGGED.items()}
     return row | {k: v for k, v in leaves(summary) if k not in row} | {"dir": str(folder)} | config
 
 

@@ -17,6 +17,7 @@ from abovemup.config.schema import Experiment
 from abovemup.geometry.parameterization import attention_scale, residual_multipliers
 from abovemup.optim.routing import Route
 from abovemup.tracking import jsonl
+from abovemup.tracking.records import output_norm
 from abovemup.training.routes import sizes, table
 
 # What does not change a result: names, where things are kept and sent, how the config was composed.
@@ -142,8 +143,8 @@ def result(folder: Path, steps: int) -> Result:
         last = rows[-1]["step"] if rows else -1
         row = next((row for row in rows if row["step"] == steps and "val/loss" in row), None)
         if row is not None and (last > steps or status == "finished"):
-            norm, batch_loss = (float(row.get(key, math.nan)) for key in ("norm/head/rms_to_inf", "loss"))
-            return Result("finished", float(row["val/loss"]), norm, batch_loss)
+            norm, batch_loss = output_norm(row), row.get("loss", math.nan)
+            return Result("finished", float(row["val/loss"]), math.nan if norm is None else norm, batch_loss)
         if status == "diverged" and reached <= steps:
             return Result(status, math.inf)
         if status == "finished" and not last == reached != steps:

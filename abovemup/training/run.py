@@ -143,6 +143,8 @@ def free_folder(exp: Experiment) -> Path:
         names = itertools.chain([name], (f"{name}-{n}" for n in itertools.count(2)))
         path = next(path for name in names if not os.path.lexists(path := Path("runs") / name))
     for parent in path.parents:
+        if os.path.lexists(parent) and not parent.is_dir():  # said before the data is prepared
+            raise RequestError(f"cannot create {path}: {parent} is not a folder. Choose another run.dir.")
         if (parent / "config.yaml").is_file() and (parent / "metrics.jsonl").is_file():
             raise RequestError(f"{path} would lie inside another run, {parent}. Choose another run.dir.")
     return path

@@ -17,6 +17,7 @@ from abovemup.analysis.export import TOOLKIT, table, toolkit
 from abovemup.analysis.runs import LOGGED, find, load_runs, plain, records
 from abovemup.analysis.select import columns, ordered, select
 from abovemup.config.errors import RequestError
+from abovemup.studies.cells import result
 from abovemup.tracking import jsonl
 from abovemup.tracking.records import Record
 from tests.analysis.directories import rows, write
@@ -266,6 +267,13 @@ def test_load_runs_is_at_hand_and_costs_nothing_before(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
     with pytest.raises(AttributeError, match="nothing"):
         abovemup.nothing  # noqa: B018
+
+
+def test_the_output_norm_of_a_tied_run_is_its_embeddings(tmp_path: Path) -> None:
+    row: Record = {"step": 1, "tokens": 2048, "loss": 2.0, "val/loss": 2.5, "norm/embedding/one_to_rms": 1.5}
+    write(tmp_path / "a", logged=[row, {"step": 2, "tokens": 4096, "loss": 1.0}], status="running", output_norm=None)
+    assert records([tmp_path / "a"])[0][0]["output_norm"] == 1.5
+    assert result(tmp_path / "a", 1).output_norm == 1.5
 
 
 def test_a_run_that_was_really_trained(elsewhere: Path) -> None:

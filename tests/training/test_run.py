@@ -319,7 +319,7 @@ def test_a_folder_that_cannot_be_a_run(elsewhere: Path, place: str) -> None:
 
 def test_runs_is_a_file(elsewhere: Path) -> None:
     Path("runs").touch()
-    with pytest.raises(RequestError, match="cannot create runs: File exists"):
+    with pytest.raises(RequestError, match="runs is not a folder"):
         run("train.steps=1")
 
 
