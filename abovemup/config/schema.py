@@ -186,11 +186,11 @@ class Data:
     seed: Seed  # the order of the windows
     path: str | None  # text: a file or a folder; shards: what `data prepare` wrote
     column: str  # of the text
-    repo: str | None = None  # a data set of the Hugging Face hub
+    repo: str | None = None  # a data set of the Hugging Face hub, or a local folder with the same layout
     subset: str | None = None  # what the hub calls a config; nemotron_cc: quality/kind/kind2, several with commas
     split: str = "train"  # of the hub's data set
     revision: str | None = None  # a branch, tag or commit; None: the newest
-    url: str | None = None  # nemotron_cc: where its files are
+    url: str | None = None  # nemotron_cc: where its files are, or a local folder with the same layout
     pack: Literal["stream", "document"] = "stream"  # attend over the ends of documents in a window, or not
     allow_repeat: bool
     skip_bad: bool

@@ -1,20 +1,21 @@
-"""Data sets of the Hugging Face hub, streamed by `datasets`."""
+"""Data sets of the Hugging Face hub, streamed by `datasets`; a folder with the same layout is read the same way."""
 
 import functools
 import os
 import textwrap
 import time
+from pathlib import Path
 from typing import Any
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Data
 from abovemup.data.readers import TEXT_TYPES, BadRecords, Numbered, no_column, text_of
-from abovemup.data.sources import Batches, Place, numbered_batches
+from abovemup.data.sources import Batches, Place, folder_state, numbered_batches
 
 TRIES = 6
 TIMEOUT = 10.0  # seconds for the hub's first answer
 AGAIN = "Run the same again: it goes on where it was."
-COPY = "copy its files here: data=text data.path="
+COPY = "set data.repo= to a folder with its files and README.md"
 
 
 class Hub:
@@ -23,18 +24,18 @@ class Hub:
     local = False
 
     def __init__(self, data: Data) -> None:
+        folder = os.path.expanduser(data.repo or "")
+        self.folder = Path(folder).absolute() if os.path.isdir(folder) else None
         self.name: str = data.name
-        self.place = data.repo or ""  # never: it is resolved
-        if os.path.isdir(os.path.expanduser(self.place)):  # which `datasets` would prefer to the hub's
-            raise RequestError(
-                f"data.repo={self.place} is a folder here: data=text data.path={self.place} reads its files"
-            )
-        self.column, self.subset, self.split, self.revision = data.column, data.subset, data.split, data.revision
+        self.column, self.subset, self.split = data.column, data.subset, data.split
+        self.place = str(self.folder or data.repo)
         self.title = " ".join(filter(None, (self.place, self.subset)))
+        self.revision = None if self.folder else data.revision
         self.commit: str | None = None
 
     def identity(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("place", "subset", "split", "revision", "column")}
+        about = {key: getattr(self, key) for key in ("place", "subset", "split", "revision", "column")}
+        return about | ({"folder": folder_state(self.folder)} if self.folder else {})
 
     def describe(self) -> dict[str, Any]:
         return {"commit": self.commit}
@@ -42,8 +43,8 @@ class Hub:
     def batches(self, bad: BadRecords, start: Place | None = None) -> Batches:
         _quieten()
         try:
-            # A missing network is noticed here, where nothing is tried again and again.
-            self.commit = self._commit(start["commit"] if start else self.revision)
+            if not self.folder:  # a missing network is noticed here, where nothing is tried again and again
+                self.commit = self._commit(start["commit"] if start else self.revision)
             stream, names = self._stream()
             read = functools.partial(self._read, stream, names, bad)
             yield from numbered_batches(read, len(names), start, {"commit": self.commit})
@@ -116,13 +117,13 @@ class Hub:
             (errors.OfflineModeIsEnabled, f"is on the hub, and HF_HUB_OFFLINE is set: unset it, or {COPY}"),
             (errors.GatedRepoError, f"is gated: accept its terms at {page}\nand set HF_TOKEN to a token of yours"),
             (errors.RevisionNotFoundError, f"has no branch, tag or commit data.revision={self.revision}"),
-            (errors.RepositoryNotFoundError, f"is no data set on {hub} (a private one needs HF_TOKEN)"),
+            (errors.RepositoryNotFoundError, f"is no folder, and no data set on {hub} (a private one needs HF_TOKEN)"),
         ):
             if isinstance(error, kind) or (kind is errors.GatedRepoError and "gated dataset" in said):
                 return RequestError(f"{repo} {reason}")
         if any(getattr(getattr(e, "response", None), "status_code", 0) == 429 for e in (error, error.__cause__)):
             return RunFailed(f"{hub} refuses for now: too many requests (HF_TOKEN raises the limit). {AGAIN}")
-        if isinstance(error, (errors.HTTPError, ConnectionError, TimeoutError)):
+        if isinstance(error, (errors.HTTPError, ConnectionError, TimeoutError)) and not self.folder:
             return RunFailed(f"{repo}: no connection to {hub} ({said})\n{AGAIN} Without a network, {COPY}")
         return None
 

@@ -133,6 +133,8 @@ def _prepare(folder: Path, key: str, job: Job, note: Note, watch: Watch) -> None
     part = folder.with_name(f"{folder.name}.part")
     if part.exists() and any(part.iterdir()) and not any(part.glob("plan.json*")):
         raise RequestError(f"{part} is where it would be made, and holds something else.\n{ELSEWHERE}")
+    if not job.source.local and Path(job.source.place).resolve() in folder.resolve().parents:
+        raise RequestError(f"{folder} is inside of the source, which may not change: choose another --out")
     plan = read_record(part / "plan.json")
     if plan.get("key") != key:
         plan = {"key": key, **_plan(part, job, note)}

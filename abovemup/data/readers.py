@@ -46,15 +46,15 @@ class BadRecords:
         self.first = self.first or f"{where}: {reason}"
 
 
-def existing(value: str) -> Path:
-    """The file or folder that data.path names. Raises RequestError for none, and for a pipe, which would hang."""
+def existing(key: str, value: str | Path) -> Path:
+    """The file or folder that a setting names. Raises RequestError for none, and for a pipe, which would hang."""
     try:
         path = Path(value).expanduser()
         mode = path.stat().st_mode
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: ~name of nobody
-        raise RequestError(f"data.path={value}: {getattr(error, 'strerror', None) or error}") from error
+        raise RequestError(f"{key}={value}: {getattr(error, 'strerror', None) or error}") from error
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise RequestError(f"data.path={value} is neither a regular file nor a folder")
+        raise RequestError(f"{key}={value} is neither a regular file nor a folder")
     return path
 
 

@@ -140,7 +140,7 @@ def find_source(data: Data) -> Source:
 
 
 def _user_files(data: Data) -> Source:
-    root = existing(data.path or "")
+    root = existing("data.path", data.path or "")
     parent, names = (root.parent, [root.name]) if root.is_file() else (root, _walk(root))
     # Pipes and devices are no text; a link to nothing is refused when it is read.
     names = [name for name in names if os.path.isfile(parent / name) or not os.path.exists(parent / name)]
@@ -163,6 +163,16 @@ def _walk(root: Path, without: Collection[str] = ()) -> list[str]:
         below = Path(folder).relative_to(root)
         found += [(below / name).as_posix() for name in names if not name.startswith(".")]
     return sorted(found)
+
+
+def folder_state(folder: Path) -> str:
+    """A hash of names, sizes, times and inodes below it: it changes whenever a file is edited. Raises RequestError."""
+    try:
+        stats = [(name, (folder / name).stat()) for name in _walk(folder)]
+    except OSError as error:
+        raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
+    listing = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
+    return hashlib.sha256(repr(listing).encode()).hexdigest()
 
 
 def content_hash(files: list[File]) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Data
-from abovemup.data.readers import CHUNK, BadRecords, Numbered, json_lines
-from abovemup.data.sources import Batches, Place, hash64, numbered_batches
+from abovemup.data.readers import CHUNK, BadRecords, Numbered, existing, json_lines, read_documents
+from abovemup.data.sources import Batches, Place, folder_state, hash64, numbered_batches
 
 if TYPE_CHECKING:
     import httpx
@@ -30,7 +30,7 @@ TIMEOUT = 30.0  # seconds without an answer or a byte
 class NemotronCC:
     """The chosen files in an order by hash: the first of them are a fair sample of all parts and years.
 
-    Raises RequestError for a subset that is not one, and for a place that is no address.
+    Raises RequestError for a subset that is not one, and for a folder that is not there.
     """
 
     name, title, local = "nemotron_cc", "Nemotron-CC", False
@@ -41,15 +41,14 @@ class NemotronCC:
             if not (parts := fnmatch.filter(PARTS, asked)):
                 raise RequestError(f"data.subset={asked} is no part of Nemotron-CC; it has {', '.join(PARTS)}")
             chosen.update(parts)
-        self.parts, self.column, self.place = sorted(chosen), data.column, f"{(data.url or '').rstrip('/')}/"
-        if not self.place.startswith(("http://", "https://")):
-            raise RequestError(
-                f"data.url={data.url} is no http address: data=text data.path= reads files that are here"
-            )
+        self.parts, self.column, url = sorted(chosen), data.column, data.url or ""
+        self.folder = None if url.startswith(("http://", "https://")) else existing("data.url", url)
+        self.place = str(self.folder or f"{url.rstrip('/')}/")
         self.found: dict[str, Any] = {}
 
     def identity(self) -> dict[str, Any]:
-        return {"place": self.place, "parts": self.parts, "column": self.column}
+        about = {"place": self.place, "parts": self.parts, "column": self.column}
+        return about | ({"folder": folder_state(self.folder)} if self.folder else {})
 
     def describe(self) -> dict[str, Any]:
         return self.found
@@ -66,6 +65,8 @@ class NemotronCC:
             self.found = {"list": version, "files": len(paths)}
 
             def read(file: int, record: int) -> Numbered:
+                if self.folder:
+                    return read_documents(self.folder / paths[file], self.column, bad, record)
                 chunks = download(client, self.place + paths[file])
                 return json_lines(chunks, ".zstd", self.place + paths[file], self.column, bad, record)
 
@@ -74,10 +75,12 @@ class NemotronCC:
     def _list(self, client: "httpx.Client") -> bytes:
         import httpx
 
+        if self.folder:
+            return existing("data.url", self.folder / LIST).read_bytes()
         try:
             client.head(self.place)
         except httpx.TransportError as error:
-            fix = "connect, or read files that are here by data=text data.path="
+            fix = "connect, or set data.url= to a folder that holds its files"
             raise RunFailed(f"cannot reach {self.place} ({error}): {fix}") from error
         return b"".join(download(client, self.place + LIST))
 

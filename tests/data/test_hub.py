@@ -129,7 +129,7 @@ def json_lines(root: Path) -> list[str]:
 composed = functools.cache(lambda *settings: compose(list(settings)).data)
 
 
-def hub(repo: str, *settings: str) -> Source:
+def hub(repo: str | Path, *settings: str) -> Source:
     return find_source(composed("data=hub", f"data.repo={repo}", *settings))
 
 
@@ -149,16 +149,17 @@ def read(source: Source, start: Place | None = None, bad: BadRecords | None = No
     return found, places
 
 
-@pytest.mark.parametrize("kind", ["parquet", "json"])
+@pytest.mark.parametrize("kind", ["parquet", "json", "folder"])
 def test_stopped_anywhere_it_goes_on(server: Server, tmp_path: Path, kind: str) -> None:
     made = json_lines(tmp_path / "r") if kind == "json" else fineweb(tmp_path / "r")
     settings = [] if kind == "json" else ["data.subset=sample-10BT"]
-    source = served(server, tmp_path / "r", *settings)
+    source = hub(tmp_path / "r", *settings) if kind == "folder" else served(server, tmp_path / "r", *settings)
     whole, places = read(source)
     assert whole == made
     assert len(places) == -(-len(made) // 7)
     for i, place in enumerate(places, start=1):
-        assert read(hub("me/served", *settings), place)[0] == made[7 * i :]
+        again = hub(tmp_path / "r" if kind == "folder" else "me/served", *settings)
+        assert read(again, place)[0] == made[7 * i :]
 
 
 def test_the_newest_is_looked_up_once(server: Server, tmp_path: Path) -> None:
@@ -204,16 +205,6 @@ def test_a_column_that_is_no_text_is_said_to_be_none(server: Server, tmp_path: P
     with pytest.raises(RequestError, match=r"column 'text' holds .*, not text") as caught:
         read(served(server, tmp_path / "json"))
     assert str(caught.value).count("\n") < 2
-
-
-def test_a_folder_here_is_not_read_in_the_place_of_a_repository(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`datasets` would, and the hub's commit would be written down for it."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "me/served").mkdir(parents=True)
-    with pytest.raises(RequestError, match=r"data\.repo=me/served is a folder here: data=text data\.path=me/served"):
-        hub("me/served")
 
 
 @pytest.mark.parametrize("fault", ["refuse", "drop"])
@@ -284,7 +275,7 @@ def test_gated(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["data.repo=me/gone"], "data.repo=me/gone is no data set on http"),
+        (["data.repo=me/gone"], "data.repo=me/gone is no folder, and no data set on http"),
         (["data.repo=three/part/name"], "data.repo=three/part/name: .*repo"),
         (["data.revision=gone"], "data.repo=me/named has no branch, tag or commit data.revision=gone"),
         (["data.subset=gone"], "'gone' not found.*'default', 'sample-10BT'"),
@@ -379,7 +370,7 @@ def test_offline_is_said_at_once(server: Server, waits: list[float], monkeypatch
     asked = len(server.requests)
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        with pytest.raises(RequestError, match=r"HF_HUB_OFFLINE is set: unset it, or copy its files here: data=text"):
+        with pytest.raises(RequestError, match=r"HF_HUB_OFFLINE is set: unset it, or set data.repo="):
             read(hub("me/any"))
     with monkeypatch.context() as patch:
         endpoint(patch, "http://127.0.0.1:9")  # nobody listens
@@ -389,6 +380,14 @@ def test_offline_is_said_at_once(server: Server, waits: list[float], monkeypatch
             read(source)
     assert not waits  # nothing was tried again
     assert len(server.requests) == asked
+
+
+def test_an_edited_folder_is_another(tmp_path: Path) -> None:
+    fineweb(tmp_path / "r")
+    before = hub(tmp_path / "r").identity()
+    assert before == hub(tmp_path / "r").identity()
+    (tmp_path / "r/sample/10BT/001_00000.parquet").write_bytes(b"x")
+    assert hub(tmp_path / "r").identity() != before
 
 
 @pytest.mark.parametrize(
@@ -403,7 +402,7 @@ def test_offline_is_said_at_once(server: Server, waits: list[float], monkeypatch
     ],
 )
 def test_the_true_schemas(server: Server, name: str, folder: str, documents: int) -> None:
-    """Each choice as it stands, through the hub's names."""
+    """Each choice as it stands, through the hub's names and from a folder."""
     if not (given := os.environ.get("ABOVEMUP_TEST_DATA")):
         pytest.skip("ABOVEMUP_TEST_DATA names no folder")
     root = Path(given) / "schema" / folder
@@ -411,7 +410,9 @@ def test_the_true_schemas(server: Server, name: str, folder: str, documents: int
     assert data.repo
     if data.repo not in server.repos:
         server.commit(data.repo, root)
-    assert len(read(find_source(data))[0]) == documents
+    through = read(find_source(data))[0]
+    assert len(through) == documents
+    assert read(find_source(compose([f"data={name}", f"data.repo={root}"]).data))[0] == through
 
 
 @pytest.mark.slow

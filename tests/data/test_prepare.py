@@ -300,6 +300,14 @@ def test_nothing_of_a_user_is_in_the_way_or_lost(cache: Path) -> None:
             quiet(job(Fake(TEXTS, fail_at=0), out=cache / wrong))  # before anything is read
 
 
+def test_a_folder_that_would_change_its_own_source_is_refused(cache: Path) -> None:
+    source = Fake(TEXTS)
+    source.place = str(cache)
+    with pytest.raises(RequestError, match="inside of the source"):
+        quiet(job(source, out=cache / "out"))
+    assert source.starts == []
+
+
 def test_what_stopped_at_a_bad_record_goes_on_without_it(
     cache: Path, small: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

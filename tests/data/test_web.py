@@ -67,7 +67,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 composed = functools.cache(lambda *settings: compose(list(settings)).data)
 
 
-def nemotron(url: str, *settings: str) -> Source:
+def nemotron(url: str | Path, *settings: str) -> Source:
     return find_source(composed("data=nemotron_cc", f"data.url={url}", *settings))
 
 
@@ -87,6 +87,13 @@ def test_the_default_is_the_papers_hq(server: Server) -> None:
     assert server.fetched("paths.gz") == 2
 
 
+def test_a_folder_is_read_like_the_web(server: Server, tmp_path: Path) -> None:
+    assert read(nemotron(tmp_path / "crawl"))[0] == read(nemotron(f"{server.url}/crawl"))[0]
+    before = nemotron(tmp_path / "crawl").identity()
+    (tmp_path / "crawl" / ROOT / FILES[0]).write_bytes(b"")
+    assert nemotron(tmp_path / "crawl").identity() != before
+
+
 def test_parts_are_chosen_by_pattern(server: Server) -> None:
     found, _ = read(nemotron(f"{server.url}/crawl", "data.subset='high/synthetic/*, medium-high/actual/actual'"))
     assert {text.split()[0] for text in found} == {FILES[2], FILES[3], FILES[4]}
@@ -96,8 +103,9 @@ def test_parts_are_chosen_by_pattern(server: Server) -> None:
         read(nemotron(f"{server.url}/crawl", "data.subset=low/actual/actual"))
 
 
-def test_stopped_anywhere_it_goes_on(server: Server) -> None:
-    url = f"{server.url}/crawl"
+@pytest.mark.parametrize("where", ["web", "folder"])
+def test_stopped_anywhere_it_goes_on(server: Server, tmp_path: Path, where: str) -> None:
+    url = f"{server.url}/crawl" if where == "web" else tmp_path / "crawl"
     whole, places = read(nemotron(url))
     assert len(places) == -(-60 // 7)
     for i, place in enumerate(places, start=1):
@@ -193,13 +201,13 @@ def test_a_file_that_changes_under_the_reading(server: Server, waits: list[float
 def test_a_bad_line_is_named_by_its_address(server: Server, tmp_path: Path) -> None:
     lines = [json.dumps(record("one")).encode(), b"{broken", json.dumps(record("two")).encode()]
     (tmp_path / "crawl" / ROOT / FILES[0]).write_bytes(zstandard.compress(b"\n".join(lines)))
-    url = f"{server.url}/crawl"
-    with pytest.raises(RequestError, match=rf"{url}/{ROOT}/{FILES[0]}:2: not JSON"):
-        read(nemotron(url))
-    bad = BadRecords(skip=True)
-    found = [d.data.decode() for batch, _ in nemotron(url).batches(bad) for d in batch]
-    assert bad.count == 1
-    assert {"one", "two"} < set(found)
+    for url in (f"{server.url}/crawl", tmp_path / "crawl"):
+        with pytest.raises(RequestError, match=rf"{url}/{ROOT}/{FILES[0]}:2: not JSON"):
+            read(nemotron(url))
+        bad = BadRecords(skip=True)
+        found = [d.data.decode() for batch, _ in nemotron(url).batches(bad) for d in batch]
+        assert bad.count == 1
+        assert {"one", "two"} < set(found)
     whole = zstandard.compress(b"\n".join(lines[::2]))
     (tmp_path / "crawl" / ROOT / FILES[0]).write_bytes(whole[:-8])
     with pytest.raises(RequestError, match=rf"{FILES[0]}:\d: the .zstd file is damaged"):
@@ -209,9 +217,10 @@ def test_a_bad_line_is_named_by_its_address(server: Server, tmp_path: Path) -> N
 def test_wrong_places_are_named(server: Server, waits: list[float], tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"paths.gz: HTTP 404 .*data.url"):
         read(nemotron(f"{server.url}/nothing"))
-    for folder in (str(tmp_path), ""):
-        with pytest.raises(RequestError, match=f"data.url={folder} is no http address: data=text data.path="):
-            nemotron(folder)
+    with pytest.raises(RequestError, match=r"data.url=.*gone: No such file"):
+        nemotron(tmp_path / "gone")
+    with pytest.raises(RequestError, match=r"paths\.gz: No such file"):
+        read(nemotron(tmp_path))
     (tmp_path / "crawl" / f"{ROOT}.paths.gz").write_bytes(b"<html>")
     with pytest.raises(RequestError, match="not a packed list of paths"):
         read(nemotron(f"{server.url}/crawl"))
@@ -224,7 +233,7 @@ def test_wrong_places_are_named(server: Server, waits: list[float], tmp_path: Pa
 def test_offline_is_said_at_once(waits: list[float]) -> None:
     source = nemotron("http://127.0.0.1:9")
     assert source.identity()["column"] == "text"  # a prepared corpus is found without a network
-    with pytest.raises(RunFailed, match=r"cannot reach http://127.0.0.1:9/ .*: connect, or read files that are here"):
+    with pytest.raises(RunFailed, match=r"cannot reach http://127.0.0.1:9/ .*: connect, or set data.url="):
         read(source)
     assert not waits
 
@@ -233,4 +242,6 @@ def test_the_true_layout(server: Server) -> None:
     if not (given := os.environ.get("ABOVEMUP_TEST_DATA")):
         pytest.skip("ABOVEMUP_TEST_DATA names no folder")
     server.folders["true"] = Path(given) / "schema/nemotron-cc"
-    assert len(read(nemotron(f"{server.url}/true"))[0]) == 120
+    found, _ = read(nemotron(f"{server.url}/true"))
+    assert len(found) == 120
+    assert found == read(nemotron(server.folders["true"]))[0]
