@@ -51,8 +51,8 @@ def ablate(
     points = list(study.points(ablation, config_dir))
     cells = list({point.cell.id: point.cell for point in points}.values())
     folder = folder or Path("studies") / (name if budget == "pocket" else f"{name}-{budget}")
-    where = (launcher, asked, cells_per_gpu, nproc, cells if ablation.verdicts else None)
-    code = shared.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
+    way = shared.Way(jobs, config_dir, retry, dry_run, json, launcher, asked, cells_per_gpu, nproc)
+    code = shared.conduct(folder, cells, way, cells if ablation.verdicts else None)
     with alone(folder):
         report = findings.report(ablation, points, folder)
     print_json(report) if json else print_report(report, ablation.arms, folder)

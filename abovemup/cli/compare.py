@@ -30,7 +30,7 @@ def compare(
     lr and batch size first, then momentum, warmup, decay and rates. What has a result is not run again.
     """
     from abovemup.cli.output import print_json
-    from abovemup.cli.study import apart, conduct, exit_code, warm
+    from abovemup.cli.study import Way, apart, conduct, exit_code, warm
 
     warm(launcher, dry_run)
     from abovemup.config.errors import RunFailed
@@ -45,12 +45,12 @@ def compare(
     folder = folder or Path("studies") / "-".join(["compare", *arms, budget])
     for key, value in study.shared(comparison).items():
         typer.echo(f"{key}: {value}", err=json)
+    way = Way(jobs, config_dir, retry, dry_run, json, launcher, launching, cells_per_gpu, nproc)
     found: dict[tuple[str, int], Result] = {}
     ahead = study.foreseen(comparison) if dry_run or comparison.budget.verdicts else None
     for trials in study.stages(comparison, lambda trial: found[trial.cell.id].loss):
         cells = ahead if ahead and dry_run else list({trial.cell.id: trial.cell for trial in trials}.values())
-        where = (launcher, launching, cells_per_gpu, nproc, ahead)
-        if code := conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where):
+        if code := conduct(folder, cells, way, ahead):
             raise typer.Exit(code)
         ahead = None
         found.update({cell.id: look(folder, cell) for cell in cells})

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -66,24 +67,26 @@ def warm(launcher: str, dry: bool) -> None:
         local.warm()
 
 
-def conduct(
-    folder: Path,
-    cells: "list[Cell]",
-    jobs: int | None,
-    config_dir: Path | None,
-    retry: Any,
-    dry: bool,
-    json: bool,
-    launcher: str,
-    asked: dict[str, str],
-    cells_per_gpu: int | None,
-    nproc: int,
-    ahead: "list[Cell] | None" = None,
-) -> int:
+@dataclass(frozen=True)
+class Way:
+    """How the cells are trained: what the verbs that run studies have in common."""
+
+    jobs: int | None
+    config_dir: Path | None
+    retry: list[Again] | None
+    dry: bool  # only say what would run
+    json: bool
+    launcher: Kind
+    asked: dict[str, str]  # of Slurm
+    cells_per_gpu: int | None
+    nproc: int
+
+
+def conduct(folder: Path, cells: "list[Cell]", way: Way, ahead: "list[Cell] | None" = None) -> int:
     """Train the cells, seen live on a terminal and line by line elsewhere. Returns the code of a signal, or 0.
 
-    `dry` ends the command with the cells, how they stand, and what is left to do. `asked`: of Slurm. `ahead`: of these
-    it is said first how many there are, and how long they take.
+    A dry run ends the command with the cells, how they stand, and what is left to do. `ahead`: of these it is said
+    first how many there are, and how long they take.
     """
     from rich.console import Console
     from rich.live import Live
@@ -96,34 +99,35 @@ def conduct(
     from abovemup.studies.slurm import Slurm
     from abovemup.training.ranks import Ranks
 
-    console = Console(stderr=json)
+    console = Console(stderr=way.json)
     real = console.is_terminal and not console.is_dumb_terminal
     live = Live(console=console, auto_refresh=False, transient=True)
 
     def say(text: str, failed: bool) -> None:
         if failed or not real:
-            typer.echo(f"abovemup: {text}" if failed else text, err=failed or json)
+            typer.echo(f"abovemup: {text}" if failed else text, err=failed or way.json)
 
-    local = launcher == "local"
-    if local and asked:
-        raise RequestError(f"launcher.{min(asked)} is for --launcher slurm.")
-    if nproc > 1:  # as the first cell will
-        Ranks(world=nproc).settle(compose([*cells[0].overrides], config_dir=config_dir), cells[0].overrides)
-    if cells_per_gpu and not local:
+    local = way.launcher == "local"
+    if local and way.asked:
+        raise RequestError(f"launcher.{min(way.asked)} is for --launcher slurm.")
+    if way.nproc > 1:  # as the first cell will
+        first = compose([*cells[0].overrides], config_dir=way.config_dir)
+        Ranks(world=way.nproc).settle(first, cells[0].overrides)
+    if way.cells_per_gpu and not local:
         raise RequestError("--cells-per-gpu is for --launcher local.")
-    where = folder, config_dir, nproc
-    start = Local(*where, cells, cells_per_gpu) if local else Slurm(*where, asked)
-    pool = Pool(folder, jobs or start.jobs, start, say, retry)
-    check_data(folder, cells, config_dir)
-    if dry:
-        print_plan(pool, cells, json)
+    where = folder, way.config_dir, way.nproc
+    start = Local(*where, cells, way.cells_per_gpu) if local else Slurm(*where, way.asked)
+    pool = Pool(folder, way.jobs or start.jobs, start, say, way.retry or ())
+    check_data(folder, cells, way.config_dir)
+    if way.dry:
+        print_plan(pool, cells, way.json)
         raise typer.Exit(0)
     if ahead:
         from abovemup.studies.plan import plan
 
         told = plan(pool, ahead)
         minutes = f"minutes, about: {told['minutes left, about']}"
-        typer.echo(f"{told['cells']} cells, {told['runs left']} runs left; {minutes}", err=json)
+        typer.echo(f"{told['cells']} cells, {told['runs left']} runs left; {minutes}", err=way.json)
     announce(folder, cells)
     if not real:
         return pool.train(cells)

@@ -47,8 +47,8 @@ def sweep(
     cells = cells_of(axes, config_dir, budget)
     named = repr(sorted([*axes, *([budget] if budget else [])]))
     folder = folder or Path("studies") / f"sweep-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
-    where = (launcher, asked, cells_per_gpu, nproc)
-    code = study.conduct(folder, cells, jobs, config_dir, retry or (), dry_run, json, *where)
+    way = study.Way(jobs, config_dir, retry, dry_run, json, launcher, asked, cells_per_gpu, nproc)
+    code = study.conduct(folder, cells, way)
     table = rows(folder, cells)
     first = best(table)
     with alone(folder):
