@@ -1,6 +1,7 @@
 """One HTML file on a source that opens without a network, and its figures and tables as files beside it."""
 
 import json
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from abovemup.config.io import write_whole
 
 # Nothing may be loaded: a page that asked for a file would say so in the browser's console.
 _PAGE = Path(__file__).with_name("report.html")
-_NAMES = ("optima", "rules", "layout", *(figure.__name__ for figure in figures.FIGURES))  # in files, after the arm's
+_NAMES = [figure.__name__ for figure in (*figures.FIGURES, *figures.OF_ARMS, figures.layout)]
+_OURS = re.compile(rf"(\d+-)?({'|'.join([*_NAMES, 'optima', 'rules'])})\.(png|pdf|csv|tex)")  # what `write` may write
 _COLUMNS = ["model", "tokens", "batch", "runs", "x", "x_error", "loss", "loss_error", "lr", "lr_error", "reason"]
 
 
@@ -47,9 +49,6 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     if (folder.exists() and not folder.is_dir()) or (folder / "metrics.jsonl").exists():
         raise RequestError(f"{folder} is no folder for figures: choose another --out.")
     folder.mkdir(exist_ok=True)
-    for old in folder.iterdir():  # of a report that had more arms
-        if old.stem.partition("-")[2] in _NAMES:
-            old.unlink()
     for each in sections:
         for name, figure in each["figures"].items():
             render.save(figure, folder / f"{name}.png", folder / f"{name}.pdf")
@@ -64,6 +63,10 @@ def write(sources: dict[str, Source], path: Path, norm: str, command: str, out: 
     page["methods"] = sentences.methods(sources.values())
     template = Environment(autoescape=True).from_string(_PAGE.read_text())
     write_whole(out, template.render(page, plotly=get_plotlyjs(), html=render.html))
+    made = {name for each in sections for kind in ("figures", "tables") for name in each[kind]}
+    for old in folder.iterdir():  # of a report that had more arms, or figures
+        if old.is_file() and _OURS.fullmatch(old.name) and old.stem not in made:
+            old.unlink()
     figure_count, tables = (sum(len(each[kind]) for each in sections) for kind in ("figures", "tables"))
     return {"figures": figure_count, "files": 3 * figure_count + 2 * tables}
 

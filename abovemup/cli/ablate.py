@@ -41,8 +41,10 @@ def ablate(
     from abovemup.studies import findings
     from abovemup.studies.board import alone
     from abovemup.studies.budget import files
+    from abovemup.studies.budget import load as load_budget
 
     if listed or name is None:
+        load_budget(budget, config_dir)  # one that there is not is not said of each
         rows = [(stem, _question(stem, config_dir, budget)) for stem in files("ablation", config_dir)]
         print_json(dict(rows)) if json else print_table(["ablation", "question"], rows)
         return

@@ -118,7 +118,8 @@ def conduct(folder: Path, cells: "list[Cell]", way: Way, ahead: "list[Cell] | No
     where = folder, way.config_dir, way.nproc
     start = Local(*where, cells, way.cells_per_gpu) if local else Slurm(*where, way.asked)
     pool = Pool(folder, way.jobs or start.jobs, start, say, way.retry or ())
-    check_data(folder, cells, way.config_dir)
+    if any(map(pool.due, cells)):
+        check_data(folder, cells, way.config_dir)
     if way.dry:
         print_plan(pool, cells, way.json)
         raise typer.Exit(0)

@@ -74,6 +74,10 @@ class _Corpus:
     def enough(self) -> bool:
         return self.amount is not None and all(have >= n for have, n in zip(self.tokens(), self.amount, strict=True))
 
+    def share(self) -> float:
+        """How much of an amount is there, by the split that has less of its own."""
+        return min(have / n for have, n in zip(self.tokens(), self.amount or (), strict=True))
+
     def append(self, tokens: Encoded, batch: _Batch) -> None:
         """Of an amount, the documents that begin before it is reached: the same ones, however batches are cut.
 
@@ -123,8 +127,7 @@ def tokenise(part: Path, job: Job, tokenizer: Tokenizer, split: Split, note: Not
         for tokens, batch in stream:
             corpus.append(tokens, batch)
             seen = batch.bad
-            done, all_of_it = (corpus.tokens()[0], amount.train) if amount else (corpus.bytes(), split.bytes)
-            share = done / all_of_it if all_of_it else None
+            share = corpus.share() if amount else corpus.bytes() / split.bytes if split.bytes else None
             watch(corpus.total("documents"), corpus.total("tokens"), corpus.bytes(), share)
             if corpus.enough():
                 break

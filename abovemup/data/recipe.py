@@ -159,6 +159,13 @@ def _loaded(name: str, text: str, config: str | None) -> Tokenizer:
     return load_fast(text, False, config)
 
 
+def keep_files(corpus: Path, run: Path) -> None:
+    """Copy the tokenizer of a corpus into a run's folder: what it comes from may change or go."""
+    for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json"):
+        if (corpus / name).is_file() and not (run / name).exists():
+            write_whole(run / name, (corpus / name).read_text("utf-8"))
+
+
 def reopen(name: str, folder: Path) -> Tokenizer:
     """The tokenizer whose file is kept in the folder of a corpus or a run. Raises RequestError when it is gone."""
     return _load(name, *(("", None, "") if name == "byte" else read_tokenizer(name, str(folder))))

@@ -15,6 +15,7 @@ from abovemup.config.io import sha256
 
 SHARD_TOKENS = 100_000_000
 AT_ONCE = 2**20
+NOTHING = hashlib.sha256().hexdigest()
 EDGE = 4096  # bytes at either end of a shard that are read at every start
 
 Entry = dict[str, Any]  # of a shard: file, tokens, documents that end in it, sha256, edges
@@ -118,8 +119,11 @@ def find_flaws(folder: Path, manifest: dict[str, Any], whole: bool = False) -> I
         elif whole and sha256(path) != entry["sha256"]:
             yield f"{path.name} has another checksum than when it was written"
     made = manifest["tokenizer"]
-    if made["file"] and sha256(folder / made["file"]) != made["hash"]:
-        yield f"{made['file']} is not the one the tokens were made with"
+    there = {made["file"]: made["hash"]} if made["file"] else {}
+    there |= {"tokenizer_config.json": made["config"]} if "config" in made else {}
+    for name, its_hash in there.items():
+        if (sha256(folder / name) if (folder / name).exists() else NOTHING) != its_hash:
+            yield f"{name} is not the one the tokens were made with"
 
 
 def total(entries: list[Entry], what: str) -> int:

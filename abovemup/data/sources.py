@@ -4,10 +4,13 @@ A source is read in batches, each with the `Place` after it: plain JSON, from wh
 never stopped.
 """
 
+import contextlib
 import hashlib
+import json
 import os
 import sys
 import sysconfig
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from abovemup.config.errors import RequestError
 from abovemup.config.io import sha256
 from abovemup.config.schema import Data
+from abovemup.config.site import cache_folder
 from abovemup.data.readers import SUFFIXES, BadRecords, Numbered, existing, read_documents
 
 # Tests, tables (a fifth of the bytes) and programs that are not the library.
@@ -25,6 +29,7 @@ NOT_LIBRARY = {
 }  # fmt: skip
 STDLIB_EVAL_TOKENS = 2**16
 BATCH, BATCH_BYTES = 256, 2**20  # a long document may be more
+RACY = 2.0  # seconds: a file changed this recently could change again without a new time stamp
 
 
 class File(NamedTuple):
@@ -72,7 +77,8 @@ class Files:
     local: bool = True
 
     def identity(self) -> dict[str, Any]:
-        return {"content_hash": content_hash(self.files), "column": self.column}
+        contents = content_hash(self.files, listing(self.files), cache_folder() / "contents")
+        return {"content_hash": contents, "column": self.column}
 
     def describe(self) -> dict[str, Any]:
         return {"files": len(self.files)}
@@ -166,17 +172,30 @@ def _walk(root: Path, without: Collection[str] = ()) -> list[str]:
 
 
 def folder_state(folder: Path) -> str:
-    """A hash of names, sizes, times and inodes below it: it changes whenever a file is edited. Raises RequestError."""
+    """What changes whenever a file below it is edited."""
+    return hashlib.sha256(listing([File(folder / name, name) for name in _walk(folder)]).encode()).hexdigest()
+
+
+def listing(files: list[File]) -> str:
+    """Names, sizes, times and inodes, as JSON: what changes whenever a file is edited. Raises RequestError."""
     try:
-        stats = [(name, (folder / name).stat()) for name in _walk(folder)]
+        stats = [(file.path.stat(), file) for file in files]
     except OSError as error:
         raise RequestError(f"cannot read {error.filename}: {error.strerror}") from error
-    listing = [(name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for name, s in stats]
-    return hashlib.sha256(repr(listing).encode()).hexdigest()
+    return json.dumps(
+        [[str(f.path.absolute()), f.name, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino] for s, f in stats]
+    )
 
 
-def content_hash(files: list[File]) -> str:
-    """SHA-256 of names and contents. Raises RequestError for a file that cannot be read."""
+def content_hash(files: list[File], seen: str, memory: Path) -> str:
+    """SHA-256 of names and contents. `memory` is a folder that remembers it by listing (`seen`): a start is cheap.
+
+    The listing holds the change time, which an edit cannot keep; one that is only just written is not remembered.
+    """
+    remembered = memory / hashlib.sha256(seen.encode()).hexdigest()
+    if remembered.exists() and len(text := remembered.read_text()) == 64:
+        return text
+    started = time.time()
     digest = hashlib.sha256()
     for file in files:
         try:
@@ -184,4 +203,9 @@ def content_hash(files: list[File]) -> str:
         except OSError as error:
             raise RequestError(f"cannot read {file.path}: {error.strerror}") from error
         digest.update(f"{file.name}\0{inner}\n".encode("utf-8", "surrogateescape"))
+    newest = max(max(mtime, ctime) for _, _, _, mtime, ctime, _ in json.loads(seen)) / 1e9
+    if started - newest > RACY and listing(files) == seen:
+        with contextlib.suppress(OSError):  # a corpus in a cache that is read only can be read all the same
+            memory.mkdir(parents=True, exist_ok=True)
+            remembered.write_text(digest.hexdigest())  # a part of it has not 64 characters, and is not believed
     return digest.hexdigest()

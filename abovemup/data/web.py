@@ -111,7 +111,7 @@ def download(client: "httpx.Client", url: str) -> Iterator[bytes]:
                     asked = answer.headers.get("Retry-After", "")
                 elif answer.status_code not in (200, 206 if at else 200):
                     raise RequestError(f"{url}: HTTP {answer.status_code} {answer.reason_phrase}; see data.url")
-                elif at and answer.headers.get("ETag", "") != tag:
+                elif at and (answer.headers.get("ETag", "") != tag or (answer.status_code == 200 and not tag)):
                     raise RunFailed(f"{url} was changed while it was read: start again")
                 else:
                     tag = answer.headers.get("ETag", "")

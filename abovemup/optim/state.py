@@ -44,11 +44,21 @@ def _readable(value: Any) -> bool:
 
 @torch.no_grad()
 def make_room(optimizer: Optimizer, state: Mapping[str, State]) -> None:
-    """Give the optimizer the state that it needs, to be filled; one of the user's own a state like `state`: tensors of
-    these shapes, and what else is in it."""
-    for name, p, blank in _parameters(optimizer):
+    """Give the optimizer a state like `state`: tensors of these shapes, to be filled, and what else is in it.
+
+    Raises RequestError, with nothing changed, that names what is missing, left over or of another shape. Of a
+    user's own optimizer only the parameter names can be checked.
+    """
+    parameters = list(_parameters(optimizer))
+    wrong = [f"left over: {name}" for name in state if name not in {name for name, _, _ in parameters}]
+    for name, _, blank in parameters:
+        wrong += [f"missing: {name}"] if name not in state else _differences(name, blank, state[name])
+    if wrong:
+        more = f", and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise RequestError(f"The saved optimizer state does not fit. {', '.join(wrong[:5])}{more}.")
+    for name, p, blank in parameters:
         if blank is None:
-            blank = {key: _room(p, value) for key, value in state.get(name, {}).items()}
+            blank = {key: _room(p, value) for key, value in state[name].items()}
         optimizer.state.pop(p, None)
         if blank:
             optimizer.state[p] = blank
@@ -69,6 +79,17 @@ def _blank(optimizer: Optimizer, group: dict[str, Any], p: Tensor) -> State | No
         step = torch.zeros((), dtype=torch.float32)
         return {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     return None
+
+
+def _differences(name: str, blank: State | None, given: State) -> list[str]:
+    if blank is None:
+        return []
+    wrong = [f"missing: {key} of {name}" for key in blank if key not in given]
+    wrong += [f"left over: {key} of {name}" for key in given if key not in blank]
+    for key in blank.keys() & given.keys():
+        have, want = tuple(given[key].shape), tuple(blank[key].shape)
+        wrong += [f"{key} of {name} has shape {have}, not {want}"] if have != want else []
+    return wrong
 
 
 def _room(p: Tensor, value: Any) -> Any:

@@ -69,8 +69,9 @@ def load(name: str, overrides: list[str], config_dir: Path | None, budget: str =
         if odd := {*(tree.get("budgets") or ())} - {*budgets.files("budget", config_dir)}:
             raise RequestError(f"there is no budget {min(odd)}.")
         ablation, batch = _read(tree, limits, config_dir)
-    seq_len = asked.get("train.seq_len", ablation.fixed["train.seq_len"])
-    ablation.axes.setdefault(_BATCH, sequences(batch, values("train.seq_len", seq_len)[0]))
+    if _BATCH not in ablation.axes:
+        length = values("train.seq_len", asked.get("train.seq_len", ablation.fixed["train.seq_len"]))[0]
+        ablation.axes[_BATCH] = [] if _BATCH in asked else sequences(batch, length)
     for axis in ablation.axes:
         if len({asked[key] for key in axis.split(",") if key in asked}) > 1:
             raise RequestError(f"{' and '.join(axis.split(','))} go together here: type one of them, it sets both.")

@@ -36,12 +36,12 @@ def until(cell: Cell) -> str:
 
 
 def _error(log: Path, until: str) -> str:
-    """What the last attempt said at its end, unless it was stopped, or was one at another horizon."""
+    """What the last attempt at this horizon said at its end, unless it was stopped."""
     with suppress(OSError):
-        attempt = log.read_text(errors="replace").rpartition("\n$ ")[2]
-        _, found, said = attempt.rpartition("\nabovemup: ")
-        ours = attempt.partition("\n")[0].endswith(until)
-        if found and ours and said.strip() not in ("interrupted", "terminated"):
+        attempts = log.read_text(errors="replace").split("\n$ ")
+        ours = [text for text in attempts if text.partition("\n")[0].endswith(until)]
+        _, found, said = ours[-1].rpartition("\nabovemup: ") if ours else ("", "", "")
+        if found and said.strip() not in ("interrupted", "terminated"):
             return " ".join(said.strip().split("\n")[:2])
     return ""
 

@@ -14,7 +14,7 @@ def cells_of(overrides: list[str], config_dir: Path | None, budget: str | None =
     axes, fixed = {key: values(key, text, config_dir) for key, text in typed(overrides).items()}, {}
     if budget:
         limits = load(budget, config_dir)
-        fixed = limits.fixed
+        fixed = {key: value for key, value in limits.fixed.items() if key.partition(".")[0] not in axes}
         if not {"train.tokens", "train.steps"} & {*axes}:
             axes["train.tokens"] = [str(n) for n in limits.tokens]
     found: dict[tuple[str, int], Cell] = {}

@@ -119,9 +119,11 @@ def steps(folder: Path) -> dict[int, Path]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, None when it is complete."""
+    """What is wrong with a checkpoint, None when it is complete. Raises RequestError for one of an earlier version."""
     try:
         files = json.loads((path / "manifest.json").read_text())["files"]
+        if "model.pt" in files:
+            raise RequestError(f"{path} is of an earlier version and lacks a .metadata: it cannot be read any more.")
         for name in sorted({".metadata", "state.pt", *files}):
             if sha256(path / name) != files[name]["sha256"]:
                 return f"{name} does not match its checksum"

@@ -21,7 +21,11 @@ def generate(run: str, prompt: str, tokens: int, temperature: float, seed: int) 
     coder = open_coder(exp, folder)
     model = Llama(exp.model, exp.parameterization)
     model.ids, model.eot = coder.size, coder.eot if exp.data.pack == "document" else None
-    checkpoint.fill(path, {f"model/{name}": p.detach() for name, p in model.named_parameters()})
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    have, given = ({name: p.shape for name, p in of.items()} for of in (weights, checkpoint.load(path).model))
+    if have != given:
+        raise RequestError(f"{path} does not hold the model of {folder}/config.yaml.")
+    checkpoint.fill(path, {f"model/{name}": p for name, p in weights.items()})
     return write(model, coder, prompt, tokens, temperature, seed, exp.train.seq_len)
 
 

@@ -4,7 +4,6 @@ import errno
 import itertools
 import math
 import os
-import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
@@ -20,6 +19,7 @@ from abovemup.config.cadence import due
 from abovemup.config.errors import RequestError, RunFailed
 from abovemup.config.schema import Experiment, Run
 from abovemup.data.corpus import open_corpus
+from abovemup.data.recipe import keep_files
 from abovemup.data.split import Amount
 from abovemup.tracking import jsonl
 from abovemup.tracking.records import Record, output_norm
@@ -95,8 +95,8 @@ def train(
         if folder is None and ranks.first:
             folder = new_folder(exp)
             stack.callback(lock(folder).release)
-            for file in trainer.corpus.folder.glob("tokenizer*") if trainer.corpus.folder else ():
-                shutil.copyfile(file, folder / file.name)  # what it comes from may change or go
+        if folder is not None and trainer.corpus.folder is not None:  # on the first rank
+            keep_files(trainer.corpus.folder, folder)
         folder = Path(ranks.same(str(folder)))
         if branch is not None:  # a run directory is complete in itself, from its first point on
             checkpoint.save(folder / "checkpoints", trainer.state(None), ranks.saving)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from abovemup.config.cadence import due
+from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment
 from abovemup.data.corpus import Corpus
 from abovemup.geometry.msign import local
@@ -234,8 +235,12 @@ class Trainer:
     def load(self, state: State, source: Path) -> None:
         """Continue from `state`, with the values that are in the checkpoint `source`.
 
-        Raises RequestError for a tensor that is missing, left over or of another shape.
+        Raises RequestError naming what is missing, left over or of another shape.
         """
+        have, given = ({(name, tuple(p.shape)) for name, p in of.items()} for of in (self.parameters, state.model))
+        if have != given:
+            odd = ", ".join(sorted(dict(have ^ given))[:5])
+            raise RequestError(f"{source} does not hold this model's weights: {odd} differ or are missing.")
         make_room(self.optimizer, state.optimizer)
         fill(source, self.state(None).tensors())
         torch.set_rng_state(state.rng)

@@ -212,10 +212,13 @@ def test_an_arm_without_anything_to_show_is_told_and_no_end(tmp_path: Path, monk
     assert run(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "a.html")]) == 0
     assert "Left out, optimizer.momentum=0.9: no run has this loss" in (tmp_path / "a.html").read_text()
     files = {path.name for path in (tmp_path / "a_files").iterdir()}
-    for old in ("2-optima.csv", "2-parabolas.png", "my-notes.txt"):  # of a report with more arms; a user's
+    for old in ("2-optima.csv", "2-parabolas.png", "norm_under_decay.pdf"):
         (tmp_path / "a_files" / old).touch()
+    users = {"my-optima.csv", "2-optima.xlsx", "2-optima"}
+    for mine in users:
+        (tmp_path / "a_files" / mine).mkdir()
     assert run(["report", str(tmp_path / "runs"), "--out", str(tmp_path / "a.html")]) == 0
-    assert {path.name for path in (tmp_path / "a_files").iterdir()} == files | {"my-notes.txt"}
+    assert {path.name for path in (tmp_path / "a_files").iterdir()} == files | users
     assert run(["report", str(tmp_path / "runs" / "gone"), "--out", str(tmp_path / "b.html")]) == 2
     assert not (tmp_path / "b.html").exists()
 

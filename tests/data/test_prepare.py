@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -476,6 +477,10 @@ def test_a_cache_that_is_read_only_can_be_read(cache: Path, text: Path, monkeypa
 
     opened(text)
     other = jsonl(text.parent / "b.jsonl", sentences(100))
+    for path in (text, other):
+        os.utime(path, ns=(1, 1))  # text's listing is not the remembered one
+    later = time.time() + 10
+    monkeypatch.setattr(sources.time, "time", lambda: later)
     monkeypatch.setattr(Path, "mkdir", read_only)
     assert opened(text).windows
     with pytest.raises(RequestError, match=r"Read-only file system\. Set ABOVEMUP_CACHE"):

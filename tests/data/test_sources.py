@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from abovemup.config.errors import RequestError
 from abovemup.data import sources
 from abovemup.data.readers import BadRecords
 from abovemup.data.recipe import Recipe
-from abovemup.data.sources import content_hash, find_source, hash64
+from abovemup.data.sources import content_hash, find_source, hash64, listing
 
 from .opening import experiment, jsonl, notes, opened, sentences
 
@@ -59,27 +60,40 @@ def test_stdlib_as_a_corpus() -> None:
     assert "none more than 2.0 %" in line or "none more than 1." in line
 
 
-def hashed(path: Path) -> str:
-    return content_hash(find_source(experiment(path).data).files)
+def remembering(path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    files = find_source(experiment(path).data).files
+    later = time.time() + 10
+    with monkeypatch.context() as patch:
+        patch.setattr(sources.time, "time", lambda: later)
+        return content_hash(files, listing(files), memory)
 
 
-def test_the_hash_sees_every_change(tmp_path: Path) -> None:
-    folder = tmp_path / "text"
+def test_the_hash_sees_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, memory = tmp_path / "text", tmp_path / "memory"
     folder.mkdir()
     jsonl(folder / "a.jsonl", sentences(20))
-    seen = [hashed(folder)]
-    assert hashed(folder) == seen[0]
+    seen = [remembering(folder, memory, monkeypatch)]
+    assert remembering(folder, memory, monkeypatch) == seen[0]
+    assert len(list(memory.iterdir())) == 1
 
     before = (folder / "a.jsonl").stat()
+    time.sleep(0.02)  # a tick of the file system's clock
     text = (folder / "a.jsonl").read_text()
     (folder / "a.jsonl").write_text(text.replace("Document 3", "Document 4"))
     os.utime(folder / "a.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))  # same size, same time of change
-    seen.append(hashed(folder))
+    seen.append(remembering(folder, memory, monkeypatch))
     jsonl(folder / "b.jsonl", sentences(1))
-    seen.append(hashed(folder))
+    seen.append(remembering(folder, memory, monkeypatch))
     (folder / "b.jsonl").rename(folder / "c.jsonl")
-    seen.append(hashed(folder))
+    seen.append(remembering(folder, memory, monkeypatch))
     assert len(set(seen)) == 4
+
+
+def test_a_file_just_written_is_hashed_again(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "a.jsonl", sentences(20))
+    files = find_source(experiment(path).data).files
+    content_hash(files, listing(files), tmp_path / "memory")
+    assert not (tmp_path / "memory").exists()
 
 
 def test_a_copied_folder_has_the_same_hash(tmp_path: Path) -> None:
@@ -87,7 +101,8 @@ def test_a_copied_folder_has_the_same_hash(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         jsonl(tmp_path / name / "a.jsonl", sentences(20))
-        hashes.add(hashed(tmp_path / name))
+        files = find_source(experiment(tmp_path / name).data).files
+        hashes.add(content_hash(files, listing(files), tmp_path / "memory"))
     assert len(hashes) == 1
 
 

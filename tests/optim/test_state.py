@@ -1,4 +1,4 @@
-"""Optimizer state by name, whatever the order (case 40)."""
+"""Optimizer state by name: whole, or refused (case 40)."""
 
 import io
 from typing import Any
@@ -57,6 +57,31 @@ def test_goes_on_bit_for_bit_in_another_order(table: str) -> None:
     assert all(torch.equal(named[name], others[name]) for name in named)
 
 
+@pytest.mark.parametrize("table", ["scion", "muon", "adam"])
+def test_what_is_missing_is_named_and_nothing_is_changed(table: str) -> None:
+    _, optimizer = trained(table)
+    _, other = trained(table, steps=1)
+    before = copied(state_by_name(other))
+    name = "head.weight"
+    key = list(state_by_name(optimizer)[name])[-1]
+
+    def broken(change: Any) -> str:
+        state = copied(state_by_name(optimizer))
+        change(state)
+        with pytest.raises(RequestError) as error:
+            load_state_by_name(other, state)
+        return str(error.value)
+
+    assert f"missing: {key} of {name}" in broken(lambda s: s[name].pop(key))
+    assert f"missing: {name}" in broken(lambda s: s.pop(name))
+    assert "left over: extra" in broken(lambda s: s.update(extra={}))
+    assert f"left over: velocity of {name}" in broken(lambda s: s[name].update(velocity=torch.ones(1)))
+    assert "shape (8, 11), not (11, 8)" in broken(lambda s: s[name].update({key: s[name][key].mT}))
+    assert "and 7 more" in broken(lambda s: s.clear())
+    after = state_by_name(other)
+    assert all(torch.equal(before[n][k], after[n][k]) for n in before for k in before[n])
+
+
 def test_room_is_made_of_shapes() -> None:
     """Of a user's own optimizer a file alone says what there is; what is no tensor is taken from it."""
     options: dict[str, Any] = {"target": "torch.optim:AdamW", "args": {"amsgrad": True}}
@@ -100,8 +125,8 @@ def test_without_momentum_there_is_none() -> None:
     load_state_by_name(other, state_by_name(optimizer))
     assert not other.state
     _, heavy = trained("scion")
-    make_room(other, state_by_name(heavy))
-    assert not other.state
+    with pytest.raises(RequestError, match="left over: momentum_buffer"):
+        load_state_by_name(optimizer, state_by_name(heavy))
 
 
 def test_a_users_optimizer_is_restored_by_name() -> None:
@@ -115,6 +140,9 @@ def test_a_users_optimizer_is_restored_by_name() -> None:
         set_grads(params, 7)
         one.step()
     assert all(torch.equal(named[name], others[name]) for name in named)
+    del saved["head.weight"]
+    with pytest.raises(RequestError, match=r"missing: head\.weight"):
+        load_state_by_name(resumed, saved)
 
 
 @pytest.mark.parametrize("value", [object(), np.float64(1.0), [torch.ones(1), {"a": (object(),)}], {np.int64(1): 2.0}])

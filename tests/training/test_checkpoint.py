@@ -238,6 +238,19 @@ def test_what_it_does_not_hold_is_said(tmp_path: Path) -> None:
     checkpoint.fill(path, {"model/a.weight": torch.empty(3, 5)})  # the optimizer's are not asked for
 
 
+def test_an_earlier_version_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints/step_00000002"
+    path.mkdir(parents=True)
+    for name in ("model.pt", "optimizer.pt", "state.pt"):
+        torch.save({}, path / name)
+    files = {file.name: {"sha256": sha256(file)} for file in path.iterdir()}
+    (path / "manifest.json").write_text(json.dumps({"step": 2, "tokens": 8, "files": files}))
+    for step in (None, 2):
+        with pytest.raises(RequestError, match=r"step_00000002 is of an earlier version") as error:
+            checkpoint.choose(tmp_path, step, pytest.fail)
+        assert "\n" not in str(error.value)
+
+
 def test_prune_keeps_the_newest_and_the_marked(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     for step in (1, 2, 3, 4, 8, 9, 10):

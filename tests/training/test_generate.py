@@ -74,7 +74,7 @@ def test_another_model_is_refused(elsewhere: Path) -> None:
     run("run.dir=r")
     config = Path("r/config.yaml")
     text = config.read_text()
-    for depth, said in ((3, "Missing key .*: model/layers.2"), (1, "model/layers.1.* has no place")):
+    for depth in (1, 3):
         config.write_text(text.replace("depth: 2\n  heads", f"depth: {depth}\n  heads"))
-        with pytest.raises(RequestError, match=rf"cannot be read: .*{said}.*\n.* config.yaml"):
+        with pytest.raises(RequestError, match=r"does not hold the model of r/config.yaml"):
             generate("r", "1", 1, 1.0, 0)

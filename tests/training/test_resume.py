@@ -213,20 +213,20 @@ def test_a_decayed_run_cannot_be_longer(elsewhere: Path) -> None:
         run("train.steps=12", resume="old")
 
 
-BUFFER = "optimizer/head.weight/momentum_buffer"
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda s: s.optimizer.pop("head.weight"), f"Missing key .*: {BUFFER}"),
-        (lambda s: s.optimizer["head.weight"].pop("momentum_buffer"), f"Missing key .*: {BUFFER}"),
-        (lambda s: s.optimizer.update({"head.weight": {"momentum_buffer": torch.ones(32, 257)}}), f"Size .* {BUFFER}"),
-        (lambda s: s.optimizer["head.weight"].update(v=torch.ones(2)), "optimizer/head.weight/v has no place"),
-        (lambda s: s.optimizer.update({"x": {"v": torch.ones(2)}}), "optimizer/x/v has no place"),
-        (lambda s: s.model.pop("head.weight"), "Missing key .*: model/head.weight"),
-        (lambda s: s.model.update(x=torch.ones(2)), "model/x has no place"),
-        (lambda s: s.model.update({"head.weight": torch.ones(257, 16)}), "Size .* model/head.weight"),
+        (lambda s: s.optimizer.pop("head.weight"), "missing: head.weight"),
+        (lambda s: s.optimizer["head.weight"].pop("momentum_buffer"), "missing: momentum_buffer of head"),
+        (
+            lambda s: s.optimizer.update({"head.weight": {"momentum_buffer": torch.ones(32, 257)}}),
+            "of head.weight has shape",
+        ),
+        (lambda s: s.optimizer["head.weight"].update(v=torch.ones(2)), "left over: v of head.weight"),
+        (lambda s: s.optimizer.update({"x": {"v": torch.ones(2)}}), "left over: x"),
+        (lambda s: s.model.pop("head.weight"), "this model's weights: head.weight"),
+        (lambda s: s.model.update(x=torch.ones(2)), "this model's weights: x"),
+        (lambda s: s.model.update({"head.weight": torch.ones(257, 16)}), "this model's weights: head.weight"),
     ],
 )
 def test_another_state_is_refused(elsewhere: Path, change: Callable[[checkpoint.State], Any], said: str) -> None:
@@ -235,7 +235,7 @@ def test_another_state_is_refused(elsewhere: Path, change: Callable[[checkpoint.
     state = read(path)
     change(state)
     checkpoint.save(path.parent, state)
-    with pytest.raises(RequestError, match=rf"step_00000004 cannot be read: .*{said}.*\n.*start a new run"):
+    with pytest.raises(RequestError, match=said):
         run(resume="old@4")
 
 
