@@ -59,9 +59,12 @@ def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFix
     cells = cells_of(["data=synthetic", "optimizer.lr=0.1,0.2", "train.seed,data.seed=1,2"], None)
     announce(tmp_path, cells)
     (tmp_path / "logs").mkdir()
+    other = replace(cells[0], steps=9)
     first = f"$ x{until(cells[0])}\nabovemup: no room\n$ x{until(cells[0])}\n"
     for cell, said in zip(cells, ("the thing\n  and", "terminated"), strict=False):
-        (tmp_path / "logs" / f"{cell.name}.log").write_text(f"{first}abovemup: {said}\n")
+        (tmp_path / "logs" / f"{cell.name}.log").write_text(
+            f"{first}abovemup: {said}\n$ x{until(other)}\nabovemup: no\n"
+        )
     assert run(["study", "status", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["optimizer.lr", "train.seed", "data.seed"]
@@ -70,6 +73,7 @@ def test_status_reads_the_folder_alone(tmp_path: Path, capsys: pytest.CaptureFix
     assert "no room" not in lines[1] + lines[2]
     assert lines[2].split()[3] == "missing"
     assert lines[-1] == "cells: 1 failed, 3 missing"
+    assert look(tmp_path, other).error == "no"
     assert look(tmp_path, replace(cells[0], steps=7)).status == "missing"  # another horizon has not been tried
     assert [row["train.seed"] for row in rows(tmp_path, cells)] == ["1", "2", "1", "2"]
 
@@ -88,6 +92,7 @@ def test_text_that_has_changed_is_no_part_of_a_study(
     file.write_text(file.read_text()[::-1])
     assert run(["sweep", *study, "--dir=s", "--dry-run"]) == 2
     assert f"the text of {first.name} has changed since it was trained" in capsys.readouterr().err
+    assert run(["sweep", *study[:-1], "optimizer.lr=0.1", "--dir=s", "--dry-run"]) == 0  # nothing is left to train
 
 
 def test_what_is_no_study(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
