@@ -206,6 +206,7 @@ def _compared(rows: list[dict[str, Any]], gains: dict[str, Any] | None) -> str:
 def draw(ablation: Ablation, scans: list[Scan], folder: Path) -> None:
     """figure.png: a panel an arm (of many the best), a line a size and horizon at its best batch (mean and range of
     seeds), its optimum dotted; step-limited points are hollow. Arms of one lr each are points of one panel."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     one = all(len(scan.lrs) == 1 for scan in scans)
@@ -221,7 +222,7 @@ def draw(ablation: Ablation, scans: list[Scan], folder: Path) -> None:
             alone = scan.pick([i]).whole()
             if alone.losses.size and ablation.fit in alone.x:
                 name = "" if one and scan is not best[0] else label
-                lowest.append(_line(axes, alone, ablation, f"C{i % 10}", name))
+                lowest.append(_line(axes, alone, ablation, colormaps["tab20"](i % 20), name))
     found = [axes.get_legend_handles_labels() for axes in figure.axes]
     curves = {label: curve for handles, labels in found for curve, label in zip(handles, labels, strict=True)}
     if curves:  # beside the panels, which have one size and horizon in one colour
@@ -233,7 +234,7 @@ def draw(ablation: Ablation, scans: list[Scan], folder: Path) -> None:
     figure.savefig(folder / "figure.png", dpi=120)
 
 
-def _line(axes: Any, one: Scan, ablation: Ablation, colour: str, label: str) -> float:
+def _line(axes: Any, one: Scan, ablation: Ablation, colour: Any, label: str) -> float:
     """Returns the lowest loss."""
     best = optimum(one, ablation.fit, 0, _nearest(ablation))
     b = one.batches.index(best["batch"])
