@@ -36,7 +36,8 @@ def _devices() -> dict[str, str]:
     names = [f"cuda:{i} ({gpu.name}, {gpu.total_memory / 2**30:.0f} GiB)" for i, gpu in enumerate(gpus)]
     names += ["mps"] if torch.backends.mps.is_available() else []
     found = {"devices": ", ".join([f"cpu ({cores()} cores)", *names])}
-    if torch.version.cuda is None and torch.version.hip is None and _nvidia_gpu():
+    nvidia = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi")
+    if torch.version.cuda is None and torch.version.hip is None and nvidia:
         found["problem"] = "this machine has an NVIDIA GPU, but torch is a CPU build: install torch with CUDA."
     cpu = torch.cpu.get_capabilities()
     in_hardware = torch.cuda.is_bf16_supported(False) if gpus else cpu.get("avx512_bf16") or cpu.get("amx_bf16")
@@ -47,10 +48,6 @@ def _devices() -> dict[str, str]:
     threads = f"torch would use {torch.get_num_threads()}; a run uses train.threads (1 below width 256)"
     found["threads"] = f"{threads}; OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}"
     return found
-
-
-def _nvidia_gpu() -> bool:
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def _cache() -> str:

@@ -1,7 +1,7 @@
 """What a study would take, before it starts: a few steps of its smallest and its largest cell are timed, on noise."""
 
 import math
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -86,9 +86,4 @@ def often(cadence: Cadence, steps: int, batch: int) -> int:
 
 def _timed(act: Callable[[], object], times: int = 3) -> float:
     """Seconds; the fastest of a few."""
-    took = []
-    for _ in range(times):
-        start = time.perf_counter()
-        act()
-        took.append(time.perf_counter() - start)
-    return min(took)
+    return min(timeit.repeat(act, number=1, repeat=times))

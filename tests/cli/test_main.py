@@ -248,7 +248,7 @@ def test_doctor_names_a_cpu_torch_on_a_gpu_machine(
 ) -> None:
     import torch
 
-    monkeypatch.setattr("abovemup.cli.doctor._nvidia_gpu", lambda: True)
+    monkeypatch.setattr("abovemup.cli.doctor.shutil.which", lambda name: name)
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
     run(["doctor"])
