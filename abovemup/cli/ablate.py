@@ -37,10 +37,10 @@ def ablate(
 
     if name is not None and not listed:
         shared.warm(launcher, dry_run)
+    from abovemup.config.conf import files
     from abovemup.studies import ablate as study
     from abovemup.studies import findings
     from abovemup.studies.board import alone
-    from abovemup.studies.budget import files
     from abovemup.studies.budget import load as load_budget
 
     if listed or name is None:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from abovemup.config.cadence import due, parse_tokens
 from abovemup.config.compose import compose
-from abovemup.config.conf import defaults
+from abovemup.config.conf import defaults, files
 from abovemup.config.errors import RequestError
 from abovemup.config.schema import Experiment, NormName
 from abovemup.config.values import shown
@@ -66,7 +66,7 @@ def load(name: str, overrides: list[str], config_dir: Path | None, budget: str =
     more axis of arms, with one it is set in every cell. RequestError."""
     limits, asked = budgets.load(budget, config_dir), typed(overrides)
     with budgets.reading("ablation", name, config_dir, _EXPECTED) as tree:
-        if odd := {*(tree.get("budgets") or ())} - {*budgets.files("budget", config_dir)}:
+        if odd := {*(tree.get("budgets") or ())} - {*files("budget", config_dir)}:
             raise RequestError(f"there is no budget {min(odd)}.")
         ablation, batch = _read(tree, limits, config_dir)
     if _BATCH not in ablation.axes:

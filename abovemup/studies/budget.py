@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from abovemup.config.conf import choices, conf_dir
+from abovemup.config.conf import choices, files
 from abovemup.config.errors import RequestError
 from abovemup.config.io import read_yaml
 from abovemup.config.keys import did_you_mean
@@ -28,20 +28,10 @@ class Budget:
     fixed: dict[str, str]
 
 
-def files(kind: str, config_dir: Path | None) -> dict[str, Path]:
-    """Name -> YAML file of a kind (budget, ablation), the user's own included. RequestError for one that hides ours."""
-    choices(config_dir)  # refuses a folder that is none
-    paths = [path for folder in (conf_dir(), config_dir) if folder for path in sorted((folder / kind).glob("*.yaml"))]
-    known: dict[str, Path] = {}
-    for path in paths:
-        if known.setdefault(path.stem, path) != path:
-            raise RequestError(f"{path}: the {kind} {path.stem} exists already. Give the file another name.")
-    return known
-
-
 @contextmanager
 def reading(kind: str, name: str, config_dir: Path | None, expected: str) -> Iterator[dict[str, Any]]:
     """What is in its file. Raises RequestError for one that does not exist, or lacks something."""
+    choices(config_dir)  # refuses a folder that is none
     known = files(kind, config_dir)
     if name not in known:
         hint = did_you_mean(name, list(known)) or f" There are: {', '.join(known)}; your own needs --config-dir."

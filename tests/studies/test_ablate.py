@@ -9,9 +9,9 @@ import pytest
 from matplotlib.image import imread
 
 from abovemup.cli.main import run
+from abovemup.config.conf import files
 from abovemup.config.errors import RequestError
 from abovemup.studies.ablate import Ablation, Point, load, points
-from abovemup.studies.budget import files
 from abovemup.studies.findings import draw, layout, measured, report, same_runs, scan_of, sentence, verdicts
 from tests.studies.test_cells import written
 from tests.studies.test_transfer import law

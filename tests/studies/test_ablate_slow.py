@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from abovemup.cli.main import run
-from abovemup.studies.budget import files
+from abovemup.config.conf import files
 
 
 @pytest.mark.slow
