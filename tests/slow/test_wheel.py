@@ -42,7 +42,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_everything_is_in_it(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    code = {str(path.relative_to(ROOT)) for end in ("py", "sh") for path in (ROOT / "abovemup").rglob(f"*.{end}")}
+    ours = (path for end in ("py", "sh", "html") for path in (ROOT / "abovemup").rglob(f"*.{end}"))
+    code = {str(path.relative_to(ROOT)) for path in ours}
     choices = {str(Path("abovemup") / path.relative_to(ROOT)) for path in (ROOT / "conf").rglob("*.yaml")}
     assert names == code | choices
 
