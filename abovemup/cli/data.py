@@ -18,24 +18,13 @@ Dir = Annotated[str, typer.Argument(metavar="DIR", help="A prepared folder, or i
 SHOWN = 3  # documents
 
 
-def _count(text: str) -> int:
-    from abovemup.config.numbers import parse_int
-
-    try:
-        if (count := parse_int(text)) > 0:
-            return count
-    except ValueError:
-        pass
-    raise typer.BadParameter(f"{text}: a number of tokens, such as 10B, 1e6 or 2^20")
-
-
 @app.command("prepare")
 def prepare(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A choice of the data group: text, fineweb, ...")],
     overrides: Overrides = None,
     path: Annotated[str | None, typer.Option(metavar="P", help="data=text: a file or a folder.")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="A new folder, instead of the cache's.")] = None,
-    tokens: Annotated[int | None, typer.Option(parser=_count, metavar="N", help="Train tokens: 10B; all.")] = None,
+    tokens: Annotated[str | None, typer.Option(metavar="N", help="Train tokens: 10B; all.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Count bad records and go on.")] = False,
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Threads; as many as cores.")] = None,
     config_dir: ConfigDir = None,
@@ -44,6 +33,7 @@ def prepare(
 
     Stopped at any moment, the same command goes on where it was.
     """
+    from abovemup.config.cadence import parse_tokens
     from abovemup.config.compose import compose
     from abovemup.config.errors import RequestError
     from abovemup.data.prepare import prepared
@@ -57,15 +47,15 @@ def prepare(
         raise RequestError(f"data={source} needs no preparing: abovemup train data={source}")
     typed = [f"data={source}", *(overrides or []), *(["data.skip_bad=true"] if skip_bad else [])]
     e = compose(typed + ([] if path is None else [f"data.path={path}"]), config_dir=config_dir)
-    amount = None if tokens is None else Amount(tokens, e.eval.tokens + 1)
+    amount = None if tokens is None else Amount(parse_tokens(tokens), e.eval.tokens + 1)
     out = None if out is None else Path(os.path.expanduser(out))
     job = Job(find_source(e.data), Recipe(e.tokenizer), e.data.skip_bad, amount, out, workers)
     with Stop(), _shown() as (note, watch):
         folder, manifest, *_ = prepared(job, note, watch)
     print(f"abovemup train data=shards data.path={folder}")
-    if tokens is not None and (have := counts(manifest, "train")["tokens"]) < tokens:
+    if amount and (have := counts(manifest, "train")["tokens"]) < amount.train:
         ends = f"{job.source.place} ends after {have:,} train tokens"
-        raise RequestError(f"{ends}, {tokens:,} were asked for. What there is can be read.")
+        raise RequestError(f"{ends}, {amount.train:,} were asked for. What there is can be read.")
 
 
 @contextmanager
