@@ -64,7 +64,8 @@ def parabola(
 
     `intercept` fixes c. Weights are 1/max(std^2, 1e-12), or equal when every std is 0. Raises FitRefused.
     Returns a, b, c of loss = a x^2 + b x + c, the vertex x and loss with standard errors (nan when no point is left
-    over), how many points were fitted, and whether the vertex lies beyond those, though within all there are.
+    over), how many points were fitted, and whether the vertex lies beyond those, though within all there are. `pull`
+    (2, n): how far a standard error of each point's loss moves vertex and its loss; of both the errors are its norms.
     """
     seed = lowest(x, loss, std, lr)
     finite = np.flatnonzero(np.isfinite(loss) & np.isfinite(x))
@@ -90,11 +91,12 @@ def parabola(
         raise FitRefused("outside", f"{text}: more learning rates near the lowest loss.")
     spare = len(used) - terms.shape[1]
     scale = ((target - terms @ fit) @ (target - terms @ fit)) / spare if spare else math.nan
-    covariance = scale * np.linalg.pinv(terms.T @ terms)
     by_vertex = np.array([b / (2 * a**2), -1 / (2 * a), 0.0])[: len(fit)]
     by_loss = np.array([b**2 / (4 * a**2), -b / (2 * a), 1.0])[: len(fit)]
-    x_error, loss_error = (float(np.sqrt(by @ covariance @ by)) for by in (by_vertex, by_loss))
-    found = {"a": a, "b": b, "c": c, "x": vertex, "loss": bottom, "x_error": x_error, "loss_error": loss_error}
+    pull = np.zeros((2, len(x)))
+    pull[:, used] = np.sqrt(scale) * np.stack([by_vertex, by_loss]) @ np.linalg.pinv(terms)
+    found = {"a": a, "b": b, "c": c, "x": vertex, "loss": bottom, "pull": pull}
+    found |= dict(zip(("x_error", "loss_error"), map(float, np.linalg.norm(pull, axis=1)), strict=True))
     return found | {"points": len(used), "beyond": not xs.min() <= vertex <= xs.max()}
 
 
@@ -130,6 +132,7 @@ def optimum(key: Any, cell: dict[str, Array], intercept: float | None, fitted: b
     try:
         if fitted:
             fit = parabola(x, loss, std, intercept, lr)
+            del fit["pull"]
             return found | fit | {"lr": nearest_lr(x, loss, lr, fit)}
         best = lowest(x, loss, std, lr)
         return found | {name: float(cell[name][best]) for name in ("x", "loss", "lr")}

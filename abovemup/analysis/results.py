@@ -36,7 +36,8 @@ def norm(source: Source, name: str = OUTPUT) -> Answer:
 
 def ranking(source: Source) -> Answer:
     """Every norm, and the dull alternatives, by `regret`: the mean loss (nats) that its one optimum over all horizons
-    or models costs each of them, by their own parabolas (free intercept); spread and error are in octaves."""
+    or models costs each of them, by their own parabolas (free intercept); spread and error are in octaves. Norms known
+    at fewer of them come later."""
     norms = [key.removeprefix("norm/") for key in map(str, source.rows) if key.startswith("norm/")]
     scans = {name: source.points(name)["smoothed"] for name in norms}
     points = next(iter(scans.values()))
@@ -55,7 +56,8 @@ def ranking(source: Source) -> Answer:
         rows.append(row)
     if not any("regret" in row for row in rows):
         raise FitRefused("few_groups", "a ranking needs optima at 2 horizons or models at least.")
-    return {"ranking": sorted(rows, key=lambda row: row.get("regret", np.inf))} | _basis(source, points)
+    order = sorted(rows, key=lambda row: (-row.get("groups", 0), row.get("regret", np.inf)))
+    return {"ranking": order} | _basis(source, points)
 
 
 def rule(source: Source, name: str = OUTPUT) -> Answer:

@@ -54,22 +54,27 @@ class Rule:
         return {name: far for name, far in octaves.items() if far > 1e-9}
 
 
-def power_law(of: str, table: pd.DataFrame, names: list[str]) -> Rule:
-    """Unweighted OLS of log2(table[of]) on log2 of the columns `names`. FitRefused for too few or degenerate rows."""
-    rows = table.assign(constant=2.0)[[of, *names, "constant"]].dropna()
+def power_law(of: str, table: pd.DataFrame, names: list[str], by: str | None = None) -> Rule:
+    """Unweighted OLS of log2(table[of]) on log2 of the columns `names`. FitRefused for too few or degenerate rows.
+
+    Rows that have one value of `by`, a run's, err together: they count as one (Liang and Zeger 1986).
+    """
+    rows = table.assign(constant=2.0, alone=range(len(table)))[[of, *names, "constant", by or "alone"]].dropna()
     y, x = np.log2(rows[of].to_numpy(float)), np.log2(rows[[*names, "constant"]].to_numpy(float))
-    grid, (n, terms) = " and ".join(names), x.shape
+    grid, n, terms = " and ".join(names), rows[by or "alone"].nunique(), x.shape[1]
     if n <= terms:
         raise FitRefused("few_points", f"{of} over {grid}: {n} optima, {terms + 1} are needed.")
     if np.linalg.matrix_rank(x - [*x[:, :-1].mean(axis=0), 0.0]) < terms:
         raise FitRefused("no_spread", f"{of}: {grid} must vary on their own: add horizons or batch sizes.")
     found, *_ = np.linalg.lstsq(x, y, rcond=None)
     rest = y - x @ found
-    variance = float(rest @ rest) / (n - terms)
+    variance, bread = float(rest @ rest) / (len(y) - terms), np.linalg.inv(x.T @ x)
+    scores = pd.DataFrame(x * rest[:, None]).groupby(rows[by].to_numpy()).sum().to_numpy() if by else x
+    middle = scores.T @ scores * (n / (n - 1) if by else variance)
     return Rule(
         of,
         dict(zip([*names, "constant"], map(float, found), strict=True)),
-        (variance * np.linalg.inv(x.T @ x)).tolist(),
+        (bread @ middle @ bread).tolist(),
         1 - float(rest @ rest / ((y - y.mean()) ** 2).sum()) if np.ptp(y) else math.nan,
         n,
         math.sqrt(variance),
@@ -119,7 +124,7 @@ def growing(curves: pd.DataFrame, band: dict[str, Any]) -> Rule:
     rows = near.assign(norm=2**near.x, octave=np.log2(near.tokens) // STEP)
     rows = rows.drop_duplicates(["run", "octave"])  # a log has ever more rows an octave, which are not more evidence
     names = ["lr", "batch", "tokens"]
-    law = power_law("norm", rows, [name for name in names if rows[name].nunique() > 1])
+    law = power_law("norm", rows, [name for name in names if rows[name].nunique() > 1], by="run")
     return replace(law, ranges={name: [float(rows[name].min()), float(rows[name].max())] for name in names})
 
 

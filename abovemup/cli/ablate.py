@@ -1,5 +1,6 @@
 """`abovemup ablate`."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -104,4 +105,4 @@ def _note(r: dict[str, Any]) -> str:
 
 
 def _between(r: dict[str, Any]) -> str:
-    return "{:.2f} .. {:.2f}".format(*r["interval"])
+    return "" if math.isnan(r["interval"][0]) else "{:.2f} .. {:.2f}".format(*r["interval"])

@@ -70,4 +70,5 @@ def print_report(report: dict[str, Any], folder: Path) -> None:
     print_table(["", *arms], [[key, *(row.get(key, "") for row in arms.values())] for key in dict.fromkeys(keys)])
     print()
     print_table(list(pairs[0]), [pair.values() for pair in pairs])
+    print("speedup: in tokens at equal tuned loss; crossing: of the best runs; both at constant lr, on the tuning seed")
     print(f"\n{report['verdict']}\npoints.csv, result.json and figure.png are in {folder}")

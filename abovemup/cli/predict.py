@@ -41,7 +41,7 @@ def predict(
     print_table(["", "advice", "95 %", "95 %, one more optimum"], rows)
     if "batch" in answer:
         print("Beyond the best batch more devices buy no better loss at these tokens: it is the most they can share.")
-    if band := answer["log2_norm"]:
+    if (band := answer["log2_norm"]) and batch_size is None:  # that of the best batch
         norm = f"2^({band['log2_norm']:.2f} +- {band['half_width']:.2f})"
         print(f"{answer['norm']} to expect at the end if lr is right, which it does not prove: {norm}.")
     for row in answer.get("on_the_way", []):

@@ -31,7 +31,8 @@ _SEEDS = ("train.seed", "data.seed")
 # Tuned for each arm, or set by the budget: no override for all arms. (An experiment is a preset for one optimizer.)
 _OWN = ("optimizer", "schedule", "experiment", "train.batch_size", "train.tokens", "train.steps", *_SEEDS)
 _ROUTED = {"name", "lr", "momentum", "weight_decay", "norm_control", "eps", "lr_scale", "roles"}
-_EXTRAS = ("momentum", "warmup", "decay", "lr", "head", "embedding")
+# A decay comes last: of what is tried before, which has a constant lr, all horizons are read, of each arm as many runs.
+_EXTRAS = ("momentum", "warmup", "lr", "head", "embedding", "decay")
 _MORE = ", more for all where one is best at an edge"
 _WIDER = 2  # times that a grid may be extended
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, An
     settings = (f"{key}={ablation.fixed[key]}" for key in _CONDITIONS if key in ablation.fixed)
     untuned = f"batch {frame.batch[0]:,} tokens, not tuned; " if frame.batch.nunique() == 1 else ""
     seeds, horizons = len(ablation.axes[ablation.seeds]), ", ".join(f"{n:,}" for n in sorted({*frame.tokens}))
+    sure = f"a bootstrap over {seeds} seeds" if seeds > 1 else "what the residuals of one seed leave open"
     out = {
         "question": ablation.question,
         "paper": ablation.paper,
@@ -48,7 +48,7 @@ def report(ablation: Ablation, asked: list[Point], folder: Path) -> dict[str, An
         "verdicts": [*verdicts(ablation, scans)] if ablation.verdicts else [],
         "layout": layout(ablation.arms, last) if ablation.verdicts else None,
         "conditions": f"{', '.join(settings)}; {untuned}validation loss at {horizons} tokens; intervals: the "
-        f"middle 95 % of a bootstrap over {f'{seeds} seeds' if seeds > 1 else 'the runs, one seed'}.",
+        f"middle 95 % of {sure}.",
     }
     out["verdict"] = sentence(ablation, out, last)
     write_summary(folder / "result.json", out)
@@ -143,7 +143,7 @@ def verdicts(ablation: Ablation, scans: list[Scan]) -> Iterator[dict[str, Any]]:
         index = np.arange(len(scan.groups)).reshape(len(sizes), -1)
         parts = {"": scan.pick(index[:, -1])}
         if ablation.over == "tokens":
-            parts = {s: replace(scan.pick(at), same_runs=True) for s, at in zip(sizes, index, strict=True)}
+            parts = {s: scan.pick(at) for s, at in zip(sizes, index, strict=True)}
         for size, part in parts.items():
             found = drift(part, ablation.over) if ablation.fit == "lr" else spread(part, ablation.fit, ablation.over)
             yield found | {"name": " ".join([*scan.arm, *([size] if len(parts) > 1 else [])]) or "it"}

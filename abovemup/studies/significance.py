@@ -13,8 +13,8 @@ Array = NDArray[np.float64]
 Row = dict[str, Any]
 
 
-def paired(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float]:
-    """Mean of a - b, half its 95 % interval, and p of the paired t-test. Both (n,), of the same seeds.
+def paired(a: ArrayLike, b: ArrayLike, sure: float = 0.95) -> tuple[float, float, float]:
+    """Mean of a - b, half its interval, and p of the paired t-test. Both (n,), of the same seeds.
 
     nan for a single seed, and where one has no loss or diverged.
     """
@@ -25,7 +25,7 @@ def paired(a: ArrayLike, b: ArrayLike) -> tuple[float, float, float]:
     if np.ptp(d) == 0:  # t is infinite, or 0 / 0
         return float(d[0]), 0.0, float(d[0] == 0)
     test = stats.ttest_1samp(d, 0)
-    low, high = test.confidence_interval(0.95)
+    low, high = test.confidence_interval(sure)
     return float(d.mean()), float(high - low) / 2, float(test.pvalue)
 
 

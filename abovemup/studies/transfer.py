@@ -1,7 +1,7 @@
 """Does the optimum stay where it is? Of a scan of losses: where it lies, how sure that is, and how far it moves.
 
 A coordinate is log2 of what may be constant at the optimum: lr, lr x steps, or a norm. In each, the optimum of a group
-(a size, a horizon) is the vertex of a parabola at its best batch, and there is one bootstrap for all of it.
+(a size, a horizon) is the vertex of a parabola at its best batch, and the same draws say how sure all of it is.
 """
 
 import math
@@ -15,8 +15,8 @@ from abovemup.analysis.norm_fit import DULL, NEAREST, Array, FitRefused, parabol
 from abovemup.studies.significance import paired
 
 NEEDED = {"size": 3, "tokens": 4}  # groups for a verdict on spreads
-SURE = 0.95  # of the bootstrap
-_DRAWS = {"seeds": 2000, "runs": 100}  # few draws of seeds are distinct
+SURE = 0.95
+_DRAWS = 5000  # as many as a level that is corrected for thirty norms needs
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Scan:
     losses: Array
     x: dict[str, Array]
     limited: NDArray[np.bool_]  # the norm is as large as so few steps allow: no optimum is read there
-    same_runs: bool = False  # groups are horizons of the same runs
 
     def whole(self) -> "Scan":
         """With the seeds only whose whole grid is there."""
@@ -46,36 +45,46 @@ class Scan:
         return replace(self, groups=groups, losses=losses, limited=limited, x=dict(zip(self.x, x, strict=True)))
 
 
-def optimum(scan: Scan, name: str, group: int, k: int = NEAREST, std: Array | None = None) -> dict[str, Any]:
-    """Of the mean over all seeds: the vertex `x` through the k points nearest to the lowest, fitted with `std`
-    (batches, lrs), at the batch of the least fitted loss; of the grid the best lr (log2), batch, loss (lowest), and
-    the std of that over the seeds (noise).
+def fits(scan: Scan, name: str, group: int, k: int) -> list[dict[str, Any]]:
+    """Of each batch, of the mean over all seeds: the vertex `x` and its loss, through the k points nearest to the
+    lowest, and the pull of the runs on both; of the grid the best lr (log2), loss (lowest) and its std over the seeds
+    (noise).
 
     `reason` says in a word why the vertex is not known; x is the lowest point's then.
     """
     losses, limited = scan.losses[group].mean(axis=-1), scan.limited[group].any(axis=-1)
+    last, count = len(scan.lrs) - 1, scan.losses.shape[-1]
     xs = np.log2((2.0 ** scan.x[name][group]).mean(axis=-1))
-    noises = scan.losses[group].std(axis=-1, ddof=1) if scan.losses.shape[-1] > 1 else np.full(losses.shape, math.nan)
+    with np.errstate(invalid="ignore"):  # nan where one diverged, and of one seed
+        noises = scan.losses[group].std(axis=-1) * (count / (count - 1)) ** 0.5 if count > 1 else losses * math.nan
     rows: list[dict[str, Any]] = []
-    last = len(scan.lrs) - 1
     for b, (loss, x) in enumerate(zip(losses, xs, strict=True)):
         i = int(np.argmin(loss))
         row: dict[str, Any] = {"batch": scan.batches[b], "lr": float(scan.lrs[i]), "lowest": float(loss[i])}
         row |= {"x": float(x[i]), "loss": float(loss[i]), "noise": float(noises[b, i]), "a": math.nan, "reason": ""}
+        row |= {"pull": np.zeros((2, last + 1)), "points": 0}
         try:
             if limited[b, i]:
                 raise FitRefused("step_limited", "")
             kept = np.where(limited[b], math.nan, loss)
-            fit = parabola(x, kept, np.zeros(last + 1) if std is None else std[b], None, 2**scan.lrs, k)
-            row |= {key: fit[key] for key in ("x", "loss", "a")}
+            fit = parabola(x, kept, np.zeros(last + 1), None, 2**scan.lrs, k)
+            row |= {key: fit[key] for key in ("x", "loss", "a", "pull", "points")}
         except FitRefused as refusal:  # a divergence beside it is no edge of the grid of lr
             beside = name == "lr" and 0 < i < last and not np.isfinite(loss[i - 1 : i + 2]).all()
             row["reason"] = "" if beside and np.isfinite(loss[i]) else refusal.reason
+            row["pull"] *= 1 if row["reason"] else math.nan  # of what is known only so far
         rows.append(row)
-    best: dict[str, Any] = min(rows, key=lambda row: row["loss"])
-    if not best["reason"] and len(rows) > 1 and best in (rows[0], rows[-1]):
+    return rows
+
+
+def optimum(scan: Scan, name: str, group: int, k: int = NEAREST) -> dict[str, Any]:
+    """That of `fits` at the batch of the least fitted loss, unless it is the least or largest; with the sensitivity."""
+    rows = fits(scan, name, group, k)
+    at = min(range(len(rows)), key=lambda b: float(rows[b]["loss"]))
+    best = {key: value for key, value in rows[at].items() if key != "pull"}
+    if not best["reason"] and len(rows) > 1 and at in (0, len(rows) - 1):
         best["reason"] = "batch_edge"
-    return best | {"sensitivity": sensitivity(scan.lrs, losses[rows.index(best)])}
+    return best | {"sensitivity": sensitivity(scan.lrs, scan.losses[group].mean(axis=-1)[at])}
 
 
 def sensitivity(lrs: Array, losses: Array) -> float:
@@ -95,24 +104,33 @@ def sensitivity(lrs: Array, losses: Array) -> float:
 
 
 def vertices(scan: Scan, name: str, k: int = NEAREST) -> Array:
-    """(1 + draws, groups): the optimum of each group, then of each draw of a bootstrap.
+    """(1 + draws, groups): the optimum of each group, then of each draw of what it might have been.
 
-    It is over the seeds; of one seed over its runs: by random weights (the Bayesian bootstrap), with which no run, and
-    no edge of the grid, gets lost; their variance, k / (k - 3), makes up for the fit's degrees of freedom. Draws are
-    the same for every coordinate, and paired: all groups get the same seeds, and all horizons of a run its weight.
+    A draw is of the seeds (a bootstrap, paired: all groups get the same). Of one seed it gives each run's loss another
+    error, as large as its parabola's residuals say with the uncertainty of so few of them (Student's t, so that
+    a vertex lies 95 % of the time where 95 % of the draws do), and each batch its chance to be the best; nan where no
+    point is left over. The errors are the same for every coordinate. Horizons of a run have errors of their own: what
+    they share would bring their optima closer together.
     """
     rng, count, groups = np.random.default_rng(0), scan.losses.shape[-1], range(len(scan.groups))
-    found = [[optimum(scan, name, g, k)["x"] for g in groups]]
+    found = np.array([[optimum(scan, name, g, k)["x"] for g in groups]])
     if count > 1:
-        drawn = np.sort(rng.choice(count, size=(_DRAWS["seeds"], count)), axis=1)
+        drawn = np.sort(rng.choice(count, size=(_DRAWS, count)), axis=1)
         few, which = np.unique(drawn, axis=0, return_inverse=True)
         picks = [scan.pick(seeds, -1) for seeds in few]
         each = np.array([[optimum(pick, name, g, k)["x"] for g in groups] for pick in picks])
         return np.concatenate([found, each[which]])
-    shape = (_DRAWS["runs"], 1 if scan.same_runs else len(groups), *scan.losses.shape[1:3])
-    weights = rng.gamma(max(1, k - 3) / k, size=shape) + 1e-9
-    stds = np.broadcast_to(1 / np.sqrt(weights), (len(weights), len(groups), *shape[2:]))
-    return np.array(found + [[optimum(scan, name, g, k, std[g])["x"] for g in groups] for std in stds])
+    shape = (len(groups), len(scan.batches), _DRAWS)
+    errors, residuals = rng.standard_normal((*shape, len(scan.lrs))), rng.standard_normal((*shape, NEAREST)) ** 2
+    draws = np.empty((_DRAWS, len(groups)))
+    for g in groups:
+        x, losses = np.empty((2, shape[1], _DRAWS))
+        for b, row in enumerate(fits(scan, name, g, k)):
+            spare = max(0, row["points"] - 3)
+            scale = np.sqrt(spare / residuals[g, b, :, :spare].sum(axis=-1)) if spare else 1.0
+            x[b], losses[b] = np.array([[row["x"]], [row["loss"]]]) + scale * (row["pull"] @ errors[g, b].T)
+        draws[:, g] = np.take_along_axis(x, losses.argmin(axis=0)[None], axis=0)[0]
+    return np.concatenate([found, draws])
 
 
 def interval(values: Array) -> list[float]:
@@ -124,24 +142,36 @@ def drift(scan: Scan, over: str) -> dict[str, Any]:
     """How far the best lr moves from the first group to the one where it lies farthest, in octaves.
 
     The interval is Student's over the paired seeds, of which a bootstrap of two or three would know too little.
-    `transfers`: it lies within one step of the grid. `drifts`: it lies outside. `cannot tell`: neither, too
-    few groups or whole seeds, or an optimum that is not known. `regret`: loss given up there with the first's lr.
+    `transfers`: that of every group lies within one step of the grid. `drifts`: one lies outside, at a level that is
+    corrected for as many groups (Bonferroni). `cannot tell`: neither, too few groups or whole seeds, or an optimum,
+    also one of a seed, that is not known. `regret`: loss given up there with the first's lr.
     """
     scan = scan.whole()
     out, known = _unknown(scan, "lr", over, k=3)
     if "why" in out or out["seeds"] < 2:
         return {"why": "1 whole seed"} | out
-    far = max(range(len(known)), key=lambda group: abs(known[group]["x"] - known[0]["x"]))
-    each = [scan.pick([seed], -1) for seed in range(out["seeds"])]
-    there, first = ([optimum(seed, "lr", group, k=3)["x"] for seed in each] for group in (far, 0))
-    moved, half, _ = paired(there, first)
-    low, high, step = moved - half, moved + half, float(np.diff(scan.lrs).min())
+    groups = range(len(known))
+    seeds = [[optimum(scan.pick([s], -1), "lr", group, k=3) for s in range(out["seeds"])] for group in groups]
+    for group, each in zip(scan.groups, seeds, strict=True):
+        if refused := [row["reason"] for row in each if row["reason"]]:
+            return out | {"why": f"{refused[0]} at {group} of a seed"}
+    first, *others = ([row["x"] for row in each] for each in seeds)
+    step, far = float(np.diff(scan.lrs).min()), max(groups, key=lambda group: abs(known[group]["x"] - known[0]["x"]))
+
+    def ends(there: list[float], sure: float) -> tuple[float, float]:
+        moved, half, _ = paired(there, first, sure)
+        return moved - half, moved + half
+
+    moved = [ends(there, SURE) for there in others]
+    low, high = moved[max(0, far - 1)]
     at = scan.losses[far, scan.batches.index(known[0]["batch"]), scan.lrs == known[0]["lr"]]
-    out |= {"drift": moved, "interval": [low, high], "step": step, "to": scan.groups[far]}
+    out |= {"drift": (low + high) / 2, "interval": [low, high], "step": step, "to": scan.groups[max(1, far)]}
     out |= {"regret": float(at.mean()) - known[far]["lowest"]}
-    if max(abs(low), abs(high)) <= step:
+    if np.abs(moved).max() <= step:
         return out | {"verdict": "transfers"}
-    return out | ({"verdict": "drifts"} if low > step or high < -step else {"why": "the interval holds both"})
+    wide = [ends(there, 1 - (1 - SURE) / len(others)) for there in others]
+    outside = any(low > step or high < -step for low, high in wide)
+    return out | ({"verdict": "drifts"} if outside else {"why": "the intervals hold both"})
 
 
 def spread(scan: Scan, name: str, over: str) -> dict[str, Any]:
@@ -149,10 +179,10 @@ def spread(scan: Scan, name: str, over: str) -> dict[str, Any]:
 
     The spread is the population std of its log2 over the groups. A norm that hardly reacts to lr has little of it for
     nothing; so the regret counts too: the mean loss (nats) that the mean of the optima costs a group, by its parabola.
-    `transfers`: a spread below every other's, and a regret below that of all that is DULL, in 95 % of the bootstrap of
-    the runs or, of several seeds, by a paired t-test. `drifts`: both above those of the one with the least regret, as
-    surely. `cannot tell`: neither, too few groups, or an optimum that is not known (an edge of the lr or batch grid,
-    step-limited). `spreads`: coordinate -> [spread, 95 % interval, regret].
+    `transfers`: a spread below every other's, and a regret below that of all that is DULL, in 95 % of the draws or, of
+    several seeds, by a paired t-test. `drifts`: both above those of the one with the least regret, as surely.
+    `cannot tell`: neither, too few groups, or an optimum that is not known (an edge of the lr or batch grid,
+    step-limited, no more points than a parabola takes). `spreads`: coordinate -> [spread, 95 % interval, regret].
     """
     scan = scan.whole()
     out, _ = _unknown(scan, name, over)
@@ -179,7 +209,8 @@ def spread(scan: Scan, name: str, over: str) -> dict[str, Any]:
 
 
 def _surely(a: Array, b: Array, seeds: int, tests: int = 1) -> bool:
-    """Whether a is below b: of both the first is the estimate, and the others are draws, or seeds (paired t-test)."""
+    """Whether a is below b: of both the first is the estimate, and the others are draws, or seeds (paired t-test). What
+    is nan is not."""
     if not a[0] < b[0]:
         return False
     if seeds > 1:  # a bootstrap of two or three was wrong every fifth time
@@ -199,5 +230,7 @@ def _unknown(scan: Scan, name: str, over: str, k: int = NEAREST) -> tuple[dict[s
     if count < NEEDED[over]:
         return out | {"why": f"{count} of the {NEEDED[over]} that it takes"}, []
     known = [optimum(scan, name, group, k) for group in range(count)]
-    refused = [f"{row['reason']} at {group}" for group, row in zip(scan.groups, known, strict=True) if row["reason"]]
+    exact = {3: "3_points"} if seeds == 1 and name != "lr" else {}  # they leave nothing to tell an error by
+    said = [row["reason"] or exact.get(row["points"], "") for row in known]
+    refused = [f"{reason} at {group}" for group, reason in zip(scan.groups, said, strict=True) if reason]
     return out | ({"why": ", ".join(refused)} if refused else {}), known

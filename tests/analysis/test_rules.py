@@ -51,6 +51,23 @@ def test_of_200_draws_the_truth_lies_in_the_intervals_about_as_often_as_they_say
     assert 0.91 <= np.mean(drawn) <= 0.985
 
 
+def test_rows_of_a_run_count_as_one() -> None:
+    """Of 30 runs with 12 rows each, whose scatter is the run's: as single rows they would know thrice too much."""
+    rng, inside = np.random.default_rng(2), {"run": [], None: []}
+    grid = pd.DataFrame([{"lr": 2.0**i, "batch": b, "run": f"{i} {b}"} for i in range(-5, 0) for b in BATCHES])
+    for _ in range(200):
+        runs = grid.assign(own=rng.normal(0, 0.15, len(grid))).merge(
+            pd.DataFrame({"tokens": 2.0 ** np.arange(20, 32)}), "cross"
+        )
+        exact = 0.5 * np.log2(runs.lr) - 0.6 * np.log2(runs.batch) + 0.6 * np.log2(runs.tokens)
+        rows = runs.assign(norm=2 ** (exact + runs.own + rng.normal(0, 0.02, len(runs))))
+        for by, found in inside.items():
+            low, high = rules.power_law("norm", rows, ["lr", "batch", "tokens"], by).intervals()["lr"]
+            found.append(low < 0.5 < high)
+    assert 0.9 <= np.mean(inside["run"]) <= 0.985
+    assert np.mean(inside[None]) < 0.6
+
+
 def test_the_error_of_lr_over_tokens_is_propagated() -> None:
     rng, seen, told = np.random.default_rng(2), [], []
     for _ in range(200):

@@ -82,11 +82,13 @@ def test_the_papers_rule_is_marked_where_its_conditions_end(capsys: pytest.Captu
     )
     assert code == 0
     assert "= 2^-4.3" in out  # 0.62 x 19 - 0.56 x 33 + 2.32
+    assert "to expect at the end" not in out  # that norm is the one of the best batch
     assert "Extrapolated" not in out
     told = next(line for line in out.splitlines() if line.startswith("Not the paper's conditions"))
     assert "optimizer" not in told
     assert "data.name=stdlib instead of nemotron_cc" in told
     _, out, _ = said(capsys, "predict", "--tokens", "2^33")  # for a run as it is without any setting
+    assert "to expect at the end if lr is right, which it does not prove: 2^(7.01" in out
     assert "Not the paper's conditions: optimizer.momentum=0.9 instead of 0.0" in out
     _, out, _ = said(capsys, "predict", "--tokens", "1T", "model=tiny", "optimizer=adam")
     assert "Not the paper's conditions: optimizer.name=adam instead of scion" in out
