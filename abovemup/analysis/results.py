@@ -20,7 +20,7 @@ def norm(source: Source, name: str = OUTPUT) -> Answer:
     Also the pairs of low sensitivity, with which a horizon's loss is at most CHEAP above its lowest."""
     both, intercept = source.points(name), source.fixed(name)
     points = both["smoothed"]
-    found = source.minima if source.minima is not None else with_variants(both, intercept)
+    found = with_variants(both, intercept)
     best = best_batches(found)
     answer: Answer = {"norm": name, "intercept": intercept, "band": None, "refusal": None}
     try:
@@ -77,10 +77,7 @@ def laws(source: Source, answer: Answer) -> Answer:
     fits, answer["refused"] = rules.laws(found, first)
     if not fits:
         raise FitRefused("no_rule", "; ".join(answer["refused"].values()))
-    if source.minima is None:
-        drawn = rules.over_runs(source.points(answer["norm"])["smoothed"], answer["intercept"])
-    else:
-        drawn = {of: rules.over_rows(fits[of], rows) for of, rows in rules.tables(found).items() if of in fits}
+    drawn = rules.over_runs(source.points(answer["norm"])["smoothed"], answer["intercept"])
     if first is not None and "first_horizon" in fits:
         drawn["first_horizon"] = rules.over_rows(fits["first_horizon"], first)
     if band:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from abovemup.analysis import paper, wandb_runs
 from abovemup.analysis.export import TOOLKIT
-from abovemup.analysis.norm_fit import CELL, initial_loss
+from abovemup.analysis.norm_fit import initial_loss
 from abovemup.analysis.runs import Damaged, final_norms, plain, records, trajectory
 from abovemup.analysis.select import columns, known_key, select
 from abovemup.config.errors import RequestError
@@ -26,7 +26,6 @@ _VARIED = {"optimizer.lr", "data.seed", *(f"model.{name}" for name in _SHAPE)}
 ROLES = {"lr_in": "embedding", "lr_hidden": "hidden", "lr_out": "head"}
 _SMOOTHED = (2**33, 8 * paper.SEQUENCE, 128 * paper.SEQUENCE)  # horizons from, batches from, to: the paper's windows
 _WINDOW = 1 / 16  # loss=window: the mean over this last part of the tokens
-_MINIMA = {"horizon": "tokens", "log2_output_norm": "x", "train_loss": "loss"}  # of the toolkit's minima -> ours
 # Columns of the toolkit, raw, preprocessed, and with seeds aggregated -> ours.
 PAPER = {
     **TOOLKIT,
@@ -43,7 +42,7 @@ class Source:
 
     Of runs a row is a logged step, and has {end, constant, diverged, lr_in, lr_hidden, lr_out} of its run, and lr is
     nan where the roles' rates differ; without `horizons` it is a point of a scan. A run that diverged has the loss inf.
-    `intercept` is the loss before training, of each model; `minima` are optima that another program has fitted.
+    `intercept` is the loss before training, of each model.
     """
 
     rows: pd.DataFrame
@@ -52,7 +51,6 @@ class Source:
     excluded: dict[str, str]  # run -> why
     intercept: dict[str, float] | None = None
     horizons: frozenset[int] = frozenset()
-    minima: pd.DataFrame | None = None
     runs: pd.DataFrame = field(default_factory=pd.DataFrame)  # a row a run of ours, as of `runs.records`
 
     def curves(self, norm: str = OUTPUT) -> pd.DataFrame:
@@ -97,7 +95,7 @@ def open_arms(
     no arms: there lr is nan. As `open_source`."""
     if loss not in (None, "paper", "val", "window"):
         raise RequestError(f"--loss {loss}: choose paper, val or window.")
-    if not path.is_file() and not str(path).startswith("wandb:") and not (files := sorted(path.glob("minima-*.csv"))):
+    if not path.is_file() and not str(path).startswith("wandb:"):
         rows, excluded = records([path])
         rows = _chosen(rows, where, path)
         ended = [row for row in rows if row["status"] in _ENDED]
@@ -112,11 +110,9 @@ def open_arms(
         table, where = wandb_runs.history(str(path), where)
     else:
         try:
-            table = pd.concat([pd.read_csv(file) for file in ([path] if path.is_file() else files)])
+            table = pd.read_csv(path)
         except (OSError, ValueError) as error:
             raise RequestError(f"{path} is no folder of runs and no CSV file: {error}.") from error
-    if {*_MINIMA, "bs", "lr"} <= {*table} and "step" not in table:
-        return {"": _minima(table)}
     keys = ["optimizer.momentum", "optimizer.name", "schedule.name"]
     return {name: _toolkit(arm) for name, arm in _arms(_layout(table, path, where), keys, path, split).items()}
 
@@ -149,19 +145,6 @@ def _arms(
 def _shared(table: pd.DataFrame, keys: Sequence[str]) -> dict[str, Any]:
     found = {key: table[key].dropna().tolist() for key in keys if key in table}
     return {key: values[0] for key, values in found.items() if values}
-
-
-def _minima(table: pd.DataFrame) -> Source:
-    """Tables of several variants may follow each other: lr is their mean, what else there is the first one's."""
-    table = table.rename(columns=_MINIMA).assign(batch=table.bs * paper.SEQUENCE, model="proxy_69m")
-    found = table.groupby(CELL, as_index=False).agg(
-        x=("x", "first"), loss=("loss", "first"), lr=("lr", "mean"), lr_error=("lr", "std"), variants=("lr", "size")
-    )
-    found["lowest"], found["runs"] = found.loss, found.variants
-    found = found.assign(x_error=np.nan, loss_error=np.nan, reason="", advice="")
-    name = "B" + (found.batch / paper.SEQUENCE).map("{:g}".format) + "-D" + found.tokens.map("{:.4g}".format)
-    rows = found[[*CELL, "lr", "loss"]].assign(run=name, std=np.nan, **{f"norm/{OUTPUT}": 2**found.x})
-    return Source(rows, "paper", paper.CONDITIONS, {}, minima=found)
 
 
 def _layout(table: pd.DataFrame, path: Path, where: Sequence[str]) -> pd.DataFrame:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from abovemup.data.progress import Note, Watch
 
 app = typer.Typer(no_args_is_help=True)
-Dir = Annotated[str, typer.Argument(metavar="DIR", help="A prepared folder, or its name in `abovemup data list`.")]
+Dir = Annotated[Path, typer.Argument(exists=True, file_okay=False, metavar="DIR", help="A prepared folder.")]
 SHOWN = 3  # documents
 
 
@@ -87,18 +87,19 @@ def _shown() -> Iterator[tuple["Note", "Watch | None"]]:
 def list_(json: Json = False) -> None:
     """What the cache holds, and what was stopped on the way."""
     from abovemup.cli.output import print_json, print_table
+    from abovemup.config.site import cache_folder
     from abovemup.data.shards import read_manifest
 
     rows = []
-    for folder in _cached(""):
+    for folder in sorted(path for path in (cache_folder() / "corpora").glob("[!.]*") if path.is_dir()):
         try:
             manifest = read_manifest(folder)
             tokens = [counts(manifest, split)["tokens"] for split in ("train", "validation")]
-            rows.append([folder.name[:12], manifest["source"]["name"], manifest["tokenizer"]["name"], *tokens, ""])
+            rows.append([str(folder), manifest["source"]["name"], manifest["tokenizer"]["name"], *tokens, ""])
         except (OSError, ValueError, KeyError, TypeError):
             state = "stopped on the way" if folder.suffix == ".part" else "damaged, or of another version"
-            rows.append([folder.name[:12], "", "", 0, 0, state])
-    columns = ["name", "source", "tokenizer", "train tokens", "validation tokens", "state"]
+            rows.append([str(folder), "", "", 0, 0, state])
+    columns = ["folder", "source", "tokenizer", "train tokens", "validation tokens", "state"]
     print_json([dict(zip(columns, row, strict=True)) for row in rows]) if json else print_table(columns, rows)
 
 
@@ -110,15 +111,14 @@ def inspect(folder: Dir, json: Json = False) -> None:
     from abovemup.data.progress import SPLITS
     from abovemup.tracking.terminal import safe
 
-    path = _find(folder)
-    _, manifest, tokenizer, shards = open_prepared(path)
+    _, manifest, tokenizer, shards = open_prepared(folder)
     about = {"source": manifest["source"], "tokenizer": manifest["tokenizer"]}
     about |= {split: counts(manifest, split) for split in SPLITS}
     about["train"]["unigram_entropy"] = manifest["unigram_entropy"]
     first = tokenizer.decode(shards["train"][0][: 2**14].tolist())
     documents = first.split(tokenizer.decode([tokenizer.eot]))[:SHOWN]
     if json:
-        print_json({"folder": str(path), **about, "first_documents": documents})
+        print_json({"folder": str(folder), **about, "first_documents": documents})
         return
     for part, values in about.items():
         print("\n".join(f"{part:12} {key:16} {value}" for key, value in values.items()))
@@ -131,13 +131,12 @@ def verify(folder: Dir) -> None:
     """Read every shard and compare its checksum with the manifest's; exit 1 when one is not what was written."""
     from abovemup.data.shards import flaws
 
-    path = _find(folder)
-    wrong = flaws(path)
+    wrong = flaws(folder)
     for what in wrong:
-        typer.echo(f"abovemup: {path}: {what}", err=True)
+        typer.echo(f"abovemup: {folder}: {what}", err=True)
     if wrong:
         raise typer.Exit(1)
-    print(f"{path} is what was written")
+    print(f"{folder} is what was written")
 
 
 def counts(manifest: dict[str, Any], split: str) -> dict[str, Any]:
@@ -147,23 +146,3 @@ def counts(manifest: dict[str, Any], split: str) -> dict[str, Any]:
     shards, size = manifest[split]["shards"], manifest[split]["bytes"]
     tokens = total(shards, "tokens")
     return {"tokens": tokens, "documents": total(shards, "documents"), "bytes": size, "bytes_per_token": size / tokens}
-
-
-def _cached(start: str) -> list[Path]:
-    """The folders of the cache whose name begins so."""
-    from abovemup.config.site import cache_folder
-
-    folders = (cache_folder() / "corpora").glob("[!.]*")
-    return sorted(folder for folder in folders if folder.is_dir() and folder.name.startswith(start))
-
-
-def _find(text: str) -> Path:
-    """The folder of this path, or the one in the cache whose name begins so. Raises RequestError."""
-    from abovemup.config.errors import RequestError
-
-    path = Path(text).expanduser()
-    found = [path] if path.is_dir() else _cached(text)
-    if len(found) != 1:
-        why = f"{len(found)} of the cache begin so" if found else "no such folder, and none in the cache begins so"
-        raise RequestError(f"{text}: {why} (abovemup data list).")
-    return found[0]

@@ -315,34 +315,3 @@ def test_models_have_an_intercept_and_a_law_of_their_own(tmp_path: Path) -> None
     assert fitted == source.intercept
     with pytest.raises(norm_fit.FitRefused, match=r"one model, here are w128-d2, w64-d2: choose by --where"):
         results.rule(source)
-
-
-def minima(path: Path, off: float = 0.0) -> Path:
-    """The toolkit's table of one variant: exact laws, lr ~ B^0.6 D^-0.5 and B* ~ D^0.5, in sequences of 4096 tokens."""
-    rows = []
-    for d in range(29, 37):
-        for b in range(3, 11):
-            loss = 4 + 0.1 * (b - (d - 19) / 2) ** 2
-            row = {"horizon": 2**d, "bs": 2**b, "log2_output_norm": 7.0 + 0.1 * b, "train_loss": loss, "n_window": 3}
-            rows.append(row | {"lr": 2 ** (0.6 * b - 0.5 * d + 8) * (1 + off), "train_loss_std": 0.0})
-    pd.DataFrame(rows).assign(log2_output_norm_std=0.0).to_csv(path, index=False)
-    return path
-
-
-def test_the_toolkits_minima_are_optima(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several variants in one folder lr is the arithmetic mean, its error the sample std."""
-    monkeypatch.setattr(results.rules, "DRAWS", 20)
-    single = open_source(minima(tmp_path / "one.csv"))
-    answer = results.rule(single)
-    assert answer["rules"]["lr"]["exponents"]["batch"] == pytest.approx(0.6)
-    assert answer["rules"]["lr"]["exponents"]["tokens"] == pytest.approx(-0.5)
-    assert answer["rules"]["batch"]["exponents"]["tokens"] == pytest.approx(0.5, abs=0.05)
-    assert answer["rules"]["lr"]["bootstrap"]["batch"] == pytest.approx([0.6, 0.6])
-    for i, off in enumerate((0.1, -0.1)):
-        minima(tmp_path / f"minima-base-from-fit-True-c-{i}-aver-33.csv", off)
-    both = open_source(tmp_path).minima
-    assert both is not None
-    assert single.minima is not None
-    assert both.lr.to_numpy() == pytest.approx(single.minima.lr.to_numpy())
-    assert both.lowest.tolist() == both.loss.tolist()
-    assert both.lr_error.to_numpy() == pytest.approx(single.minima.lr.to_numpy() * 0.1 * math.sqrt(2))

@@ -88,7 +88,7 @@ def test_damage_is_named_before_training_starts(text: Path, damage: str, capsys:
     assert run(["data", "verify", "others"]) == 0
 
 
-def test_the_cache_is_listed_and_its_names_can_be_used(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cache_is_listed_by_its_folders(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "list"]) == 0
     assert run(["data", "prepare", "text", "--path", str(text), "tokenizer=byte"]) == 0
     capsys.readouterr()
@@ -99,10 +99,10 @@ def test_the_cache_is_listed_and_its_names_can_be_used(text: Path, capsys: pytes
     Path("cache/corpora/nonsense/manifest.json").write_text("[]")
     assert run(["data", "list"]) == 0
     assert "damaged" in capsys.readouterr().out
-    assert run(["data", "verify", row["name"]]) == 0
-    assert run(["data", "inspect", row["name"]]) == 0
+    assert run(["data", "verify", row["folder"]]) == 0
+    assert run(["data", "inspect", row["folder"]]) == 0
     assert run(["data", "verify", "nothing"]) == 2
-    assert "abovemup data list" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     assert run(train("data=text", f"data.path={text}", "tokenizer=byte")) == 0
     assert "train and" not in capsys.readouterr().out  # was prepared
 
