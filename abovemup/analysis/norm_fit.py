@@ -107,16 +107,17 @@ def nearest_lr(x: Array, loss: Array, lr: Array, at: dict[str, Any]) -> float:
 
 
 def cells(points: pd.DataFrame) -> dict[tuple[Any, ...], dict[str, Array]]:
-    """(model, tokens, batch) -> arrays, seeds of one lr averaged (as the paper: arithmetic means, std over seeds).
+    """(model, tokens, batch) -> arrays, seeds of one lr averaged (as the paper: arithmetic means).
 
-    A std that is not known, of one seed among others, is as the others are; 0 for all where none is.
+    Their std is pooled over all lrs, and so weighs none: that of two or three seeds would be chance.
     """
     out = {}
     for key, group in points.groupby(CELL, sort=True, dropna=False):
         if group.lr.notna().all() and group.lr.duplicated().any():
             seeds = group.assign(norm=2**group.x).groupby("lr")
             mean = seeds[["norm", "loss"]].mean()
-            group = mean.assign(x=np.log2(mean.norm), std=seeds.loss.std(), lr=mean.index)
+            pooled = math.sqrt(seeds.loss.var().mean())
+            group = mean.assign(x=np.log2(mean.norm), std=pooled, lr=mean.index)
         group = group.fillna({"std": group["std"].mean()}).fillna({"std": 0.0})
         out[key] = {name: group[name].to_numpy(float) for name in ("x", "loss", "std", "lr")}
     return out

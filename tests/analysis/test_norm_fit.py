@@ -209,10 +209,15 @@ def test_a_batch_at_the_edge_or_a_lower_one_that_was_refused_is_no_best_batch() 
         band(best, points)
 
 
-def test_seeds_of_one_lr_are_averaged_with_their_std() -> None:
+def test_seeds_of_one_lr_are_averaged_and_none_weighs_more_by_chance() -> None:
+    """Two seeds that happen to agree at one lr are no better known than the others."""
     points = scan({(8, 1): (6.3, 3)}, seeds=3)
     found = optima(points, None).iloc[0]
     assert (found.x, found.loss, found.runs) == pytest.approx((6.3, 3.0, 11))
+    noisy = points.assign(loss=points.loss + 0.01 * np.random.default_rng(0).standard_normal(len(points)))
+    mean = noisy.groupby("lr", as_index=False).agg({"loss": "mean", "x": "first", "std": "first"})
+    alone = optima(mean.assign(model="m", tokens=8, batch=1), None).iloc[0]
+    assert optima(noisy, None).iloc[0].x == pytest.approx(alone.x)
 
 
 @settings(max_examples=20, deadline=None)
