@@ -93,8 +93,8 @@ def print_report(report: dict[str, Any], arms: list[str], folder: Path) -> None:
 def _best(r: dict[str, Any]) -> list[str]:
     if "lr" not in r:
         return [""] * 6
-    numbers = [str(r["batch"] or ""), f"2^{r['lr']:g}", f"{r['lowest']:.4f}", f"{r['x']:.2f}", _between(r)]
-    return [*numbers, f"{r['sensitivity']:.1f}"]
+    numbers = [str(r["batch"] or ""), f"2^{r['lr']:g}", f"{r['lowest']:.4f}", f"{r['x']:.2f}"]
+    return [*numbers, "" if r["reason"] else _between(r), f"{r['sensitivity']:.1f}"]
 
 
 def _note(r: dict[str, Any]) -> str:
