@@ -27,7 +27,7 @@ def compare(
 ) -> None:
     """Tune each optimizer by as many trials, repeat its best on fresh seeds: abovemup compare adam scion
 
-    lr and batch size first, then momentum, warmup, decay and rates. What has a result is not run again.
+    lr and batch size first, then momentum, warmup, rates and a decay. What has a result is not run again.
     """
     from abovemup.cli.output import print_json
     from abovemup.cli.study import Way, apart, conduct, exit_code, warm
