@@ -59,9 +59,9 @@ def power_law(of: str, table: pd.DataFrame, names: list[str], by: str | None = N
 
     Rows that have one value of `by`, a run's, err together: they count as one (Liang and Zeger 1986).
     """
-    rows = table.assign(constant=2.0, alone=range(len(table)))[[of, *names, "constant", by or "alone"]].dropna()
+    rows = table.assign(constant=2.0).dropna(subset=[of, *names])
     y, x = np.log2(rows[of].to_numpy(float)), np.log2(rows[[*names, "constant"]].to_numpy(float))
-    grid, n, terms = " and ".join(names), rows[by or "alone"].nunique(), x.shape[1]
+    grid, n, terms = " and ".join(names), rows[by].nunique() if by else len(rows), x.shape[1]
     if n <= terms:
         raise FitRefused("few_points", f"{of} over {grid}: {n} optima, {terms + 1} are needed.")
     if np.linalg.matrix_rank(x - [*x[:, :-1].mean(axis=0), 0.0]) < terms:
@@ -69,8 +69,10 @@ def power_law(of: str, table: pd.DataFrame, names: list[str], by: str | None = N
     found, *_ = np.linalg.lstsq(x, y, rcond=None)
     rest = y - x @ found
     variance, bread = float(rest @ rest) / (len(y) - terms), np.linalg.inv(x.T @ x)
-    scores = pd.DataFrame(x * rest[:, None]).groupby(rows[by].to_numpy()).sum().to_numpy() if by else x
-    middle = scores.T @ scores * (n / (n - 1) if by else variance)
+    middle = variance * x.T @ x
+    if by:
+        scores = pd.DataFrame(x * rest[:, None]).groupby(rows[by].to_numpy()).sum().to_numpy()
+        middle = scores.T @ scores * n / (n - 1)
     return Rule(
         of,
         dict(zip([*names, "constant"], map(float, found), strict=True)),

@@ -52,11 +52,11 @@ def fits(scan: Scan, name: str, group: int, k: int) -> list[dict[str, Any]]:
 
     `reason` says in a word why the vertex is not known; x is the lowest point's then.
     """
-    losses, limited = scan.losses[group].mean(axis=-1), scan.limited[group].any(axis=-1)
-    last, count = len(scan.lrs) - 1, scan.losses.shape[-1]
+    each, limited, last = scan.losses[group], scan.limited[group].any(axis=-1), len(scan.lrs) - 1
+    losses = each.mean(axis=-1)
     xs = np.log2((2.0 ** scan.x[name][group]).mean(axis=-1))
     with np.errstate(invalid="ignore"):  # nan where one diverged, and of one seed
-        noises = scan.losses[group].std(axis=-1) * (count / (count - 1)) ** 0.5 if count > 1 else losses * math.nan
+        noises = each.std(axis=-1, ddof=1) if each.shape[-1] > 1 else losses * math.nan
     rows: list[dict[str, Any]] = []
     for b, (loss, x) in enumerate(zip(losses, xs, strict=True)):
         i = int(np.argmin(loss))
@@ -72,7 +72,8 @@ def fits(scan: Scan, name: str, group: int, k: int) -> list[dict[str, Any]]:
         except FitRefused as refusal:  # a divergence beside it is no edge of the grid of lr
             beside = name == "lr" and 0 < i < last and not np.isfinite(loss[i - 1 : i + 2]).all()
             row["reason"] = "" if beside and np.isfinite(loss[i]) else refusal.reason
-            row["pull"] *= 1 if row["reason"] else math.nan  # of what is known only so far
+            if not row["reason"]:
+                row["pull"].fill(math.nan)  # it lies here, and nothing says how surely
         rows.append(row)
     return rows
 
@@ -113,7 +114,7 @@ def vertices(scan: Scan, name: str, k: int = NEAREST) -> Array:
     they share would bring their optima closer together.
     """
     rng, count, groups = np.random.default_rng(0), scan.losses.shape[-1], range(len(scan.groups))
-    found = np.array([[optimum(scan, name, g, k)["x"] for g in groups]])
+    found = [[optimum(scan, name, g, k)["x"] for g in groups]]
     if count > 1:
         drawn = np.sort(rng.choice(count, size=(_DRAWS, count)), axis=1)
         few, which = np.unique(drawn, axis=0, return_inverse=True)
@@ -150,27 +151,21 @@ def drift(scan: Scan, over: str) -> dict[str, Any]:
     out, known = _unknown(scan, "lr", over, k=3)
     if "why" in out or out["seeds"] < 2:
         return {"why": "1 whole seed"} | out
-    groups = range(len(known))
-    seeds = [[optimum(scan.pick([s], -1), "lr", group, k=3) for s in range(out["seeds"])] for group in groups]
+    seeds = [[optimum(scan.pick([s], -1), "lr", g, k=3) for s in range(out["seeds"])] for g in range(len(known))]
     for group, each in zip(scan.groups, seeds, strict=True):
         if refused := [row["reason"] for row in each if row["reason"]]:
             return out | {"why": f"{refused[0]} at {group} of a seed"}
-    first, *others = ([row["x"] for row in each] for each in seeds)
-    step, far = float(np.diff(scan.lrs).min()), max(groups, key=lambda group: abs(known[group]["x"] - known[0]["x"]))
-
-    def ends(there: list[float], sure: float) -> tuple[float, float]:
-        moved, half, _ = paired(there, first, sure)
-        return moved - half, moved + half
-
-    moved = [ends(there, SURE) for there in others]
-    low, high = moved[max(0, far - 1)]
+    step, (first, *others) = float(np.diff(scan.lrs).min()), ([row["x"] for row in each] for each in seeds)
+    corrected = 1 - (1 - SURE) / len(others)
+    moves, wide = ([paired(there, first, sure)[:2] for there in others] for sure in (SURE, corrected))
+    far = max(range(1, len(known)), key=lambda group: abs(known[group]["x"] - known[0]["x"]))
+    moved, half = moves[far - 1]
     at = scan.losses[far, scan.batches.index(known[0]["batch"]), scan.lrs == known[0]["lr"]]
-    out |= {"drift": (low + high) / 2, "interval": [low, high], "step": step, "to": scan.groups[max(1, far)]}
+    out |= {"drift": moved, "interval": [moved - half, moved + half], "step": step, "to": scan.groups[far]}
     out |= {"regret": float(at.mean()) - known[far]["lowest"]}
-    if np.abs(moved).max() <= step:
+    if all(abs(mean) + half <= step for mean, half in moves):
         return out | {"verdict": "transfers"}
-    wide = [ends(there, 1 - (1 - SURE) / len(others)) for there in others]
-    outside = any(low > step or high < -step for low, high in wide)
+    outside = any(abs(mean) - half > step for mean, half in wide)
     return out | ({"verdict": "drifts"} if outside else {"why": "the intervals hold both"})
 
 
